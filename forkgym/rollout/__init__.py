@@ -1,0 +1,1 @@
+"""Rollouts: traces of episodes and branches, and the generators that produce them."""

@@ -152,7 +152,7 @@ class BM25Retriever:
 
     bm25s returns tied passages in arbitrary order and fills up with score-0 passages. Here every passage is
     scored, scores ≤ 0 are dropped, the rest is sorted by (−score rounded to 6 decimals, id) and cut at `k`;
-    all passages that tie with the k-th take part in the sort, so the cut never depends on a partial selection.
+    all passages that tie with the k-th take part in the sort, so the cut depends on no partial selection.
     A query none of whose terms occurs in the corpus returns an empty list.
 
     Reference: Robertson & Zaragoza, "The Probabilistic Relevance Framework: BM25 and Beyond", 2009,

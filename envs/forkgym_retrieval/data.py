@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import msgspec
 
+from forkgym.core.errors import ForkgymError
 from forkgym_retrieval.retrievers import Passage
 
 __all__ = ["DataError", "LoadedQuestions", "Question", "load_corpus", "load_questions", "resolve_path"]
@@ -22,7 +23,7 @@ DATA_VARIABLE = "FORKGYM_DATA"
 """Environment variable: where relative paths are looked for after the working directory."""
 
 
-class DataError(ValueError):
+class DataError(ForkgymError, ValueError):
     """A corpus or question file is unusable: which file and line, what is wrong, what to do."""
 
 

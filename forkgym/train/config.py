@@ -1,0 +1,456 @@
+"""The configuration of a run: one TOML file becomes frozen structs, or one error that names every bad key.
+
+Only reading, validating and comparing lives here; what the values do is the trainer's business.
+Nothing here imports torch. ``docs/configuration.md`` is the reference and is kept in step by a test.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import tomllib
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from forkgym.core.errors import nearest
+from forkgym.train.tables import (
+    ConfigError,
+    TableReader,
+    apply_override,
+    copy_tables,
+    nested_struct,
+    show_value,
+)
+
+__all__ = [
+    "AlgorithmConfig",
+    "BudgetConfig",
+    "CheckpointConfig",
+    "CollectionConfig",
+    "ConfigError",
+    "EnvironmentConfig",
+    "EvaluationConfig",
+    "LoraConfig",
+    "OptimiserConfig",
+    "PolicyConfig",
+    "RunConfig",
+    "TrainConfig",
+    "changed_keys",
+    "check_resumable",
+    "config_digest",
+    "config_from_json",
+    "config_to_json",
+    "load_config",
+    "parse_config",
+    "resolve_checkpoint",
+]
+
+Count = Annotated[int, Meta(ge=1, le=2**63 - 1)]
+CountOrZero = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+NonNegative = Annotated[float, Meta(ge=0)]
+Positive = Annotated[float, Meta(gt=0)]
+Fraction = Annotated[float, Meta(ge=0, lt=1)]
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+Text = Annotated[str, Meta(min_length=1)]
+
+MAY_CHANGE = frozenset(
+    {"run.name", "run.directory", "checkpoint.every", "checkpoint.keep", "evaluation.every"}
+)
+"""Keys that may differ on resume: they move or space out files, never change numbers of the training."""
+
+
+class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What the run is called and where it lies.
+
+    Attributes:
+        name: Directory of the run below ``directory``; by default algorithm, environment and seed.
+        seed: Seed of everything: tasks, noise, initialisation, shuffling.
+        directory: Where runs are kept, relative to the working directory.
+    """
+
+    name: Name | None = None
+    seed: CountOrZero = 0
+    directory: Text = "runs"
+
+
+class EnvironmentConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Which environment is learned.
+
+    Attributes:
+        id: Environment id (``forkgym envs`` lists them).
+        kwargs: Keyword arguments of the environment's constructor.
+        split: Split that training tasks come from.
+    """
+
+    id: Text
+    kwargs: dict[str, Any] = {}
+    split: Text = "train"
+
+
+class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Which model is trained and how it is run.
+
+    Attributes:
+        checkpoint: Directory of a Hugging Face checkpoint, or ``package:PACKAGE/PATH`` for one inside an
+            installed package.
+        device: Where engine, noise and learner compute; ``auto`` takes a GPU if there is one.
+        forward: Whose forward pass decodes: ``own`` (batch-invariant, CPU, tiny models), ``transformers``
+            (any model), or ``auto``: ``own`` where it can.
+        max_running: Most turns that are decoded at once.
+        max_turn_tokens: Most tokens in one turn, the end-of-turn token included.
+        renderer: How messages become tokens: ``tiny`` (word-level), ``chat`` (the tokenizer's chat template),
+            or ``auto``: by the checkpoint.
+    """
+
+    checkpoint: Text
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    forward: Literal["auto", "own", "transformers"] = "auto"
+    max_running: Count = 64
+    max_turn_tokens: Count = 32
+    renderer: Literal["auto", "tiny", "chat"] = "auto"
+
+
+class AlgorithmConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Which method assigns credit. In the file, every key beside ``name`` is an argument of the preset.
+
+    Attributes:
+        name: Preset (``forkgym algos`` lists them).
+        arguments: Keyword arguments of the preset's function.
+    """
+
+    name: Text
+    arguments: dict[str, Any] = {}
+
+
+class LoraConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Low-rank adapters instead of full fine-tuning; leave the table out for full fine-tuning.
+
+    Attributes:
+        rank: Rank of the adapters.
+        alpha: Scale; the adapter's output is multiplied by alpha/rank.
+        dropout: Dropout probability on the adapter's input while learning.
+        target_modules: Names of the adapted linear layers; ``["all-linear"]`` adapts all of them.
+    """
+
+    rank: Count = 16
+    alpha: Positive = 32.0
+    dropout: Fraction = 0.0
+    target_modules: Annotated[tuple[Text, ...], Meta(min_length=1)] = ("all-linear",)
+
+
+class OptimiserConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """How the learner steps (AdamW).
+
+    Attributes:
+        learning_rate: Step size after warm-up.
+        betas: Decay rates of AdamW's two moments.
+        weight_decay: Decoupled weight decay.
+        warmup_updates: Updates over which the step size rises linearly from 0.
+        gradient_clip: Largest global gradient norm; 0 does not clip.
+        minibatch: Episodes per optimiser step; 0 takes the whole update as one batch.
+        epochs: Passes over each update's episodes.
+        max_tokens_per_forward: Tokens packed into one forward pass (changes memory and time only).
+        lora: Low-rank adapters.
+    """
+
+    learning_rate: Positive = 3e-4
+    betas: tuple[Fraction, Fraction] = (0.9, 0.95)
+    weight_decay: NonNegative = 0.0
+    warmup_updates: CountOrZero = 0
+    gradient_clip: NonNegative = 1.0
+    minibatch: CountOrZero = 0
+    epochs: Count = 1
+    max_tokens_per_forward: Count = 8192
+    lora: LoraConfig | None = None
+
+
+class CollectionConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """How much is collected for an update.
+
+    Attributes:
+        groups_per_update: Tasks per update; each is tried by the algorithm's group size of episodes.
+    """
+
+    groups_per_update: Count = 16
+
+
+class BudgetConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """When the run ends: at whichever limit comes first; at least one is needed.
+
+    Attributes:
+        tokens: Training tokens (generated on policy and for counterfactuals).
+        updates: Updates.
+    """
+
+    tokens: Count | None = None
+    updates: Count | None = None
+
+
+class EvaluationConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """How the policy is judged.
+
+    Attributes:
+        split: Split that the tasks come from.
+        tasks: Number of tasks, from task 0 on; at most those of the split.
+        every: Updates between evaluations; 0 evaluates before the first and after the last update only.
+        samples: Sampled episodes a task, beside the greedy one.
+        seed: Seed of the evaluation's noise, the same at every evaluation.
+    """
+
+    split: Text = "test"
+    tasks: Count = 200
+    every: CountOrZero = 0
+    samples: Count = 1
+    seed: CountOrZero = 0
+
+
+class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """How often the run can be resumed from.
+
+    Attributes:
+        every: Updates between checkpoints.
+        keep: Checkpoints kept; older ones are deleted.
+    """
+
+    every: Count = 1
+    keep: Count = 2
+
+
+class TrainConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a training run depends on.
+
+    Attributes:
+        run: What the run is called and where it lies.
+        env: Which environment is learned.
+        policy: Which model is trained.
+        algorithm: Which method assigns credit.
+        optimiser: How the learner steps.
+        collection: How much is collected for an update.
+        budget: When the run ends.
+        evaluation: How the policy is judged.
+        checkpoint: How often the run can be resumed from.
+    """
+
+    run: RunConfig = RunConfig()
+    env: EnvironmentConfig
+    policy: PolicyConfig
+    algorithm: AlgorithmConfig
+    optimiser: OptimiserConfig = OptimiserConfig()
+    collection: CollectionConfig = CollectionConfig()
+    budget: BudgetConfig
+    evaluation: EvaluationConfig = EvaluationConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+
+    @property
+    def run_name(self) -> str:
+        """Name of the run: the given one, else made of algorithm, environment and seed."""
+        if self.run.name is not None:
+            return self.run.name
+        environment = "".join(c if c.isalnum() or c in "._-" else "-" for c in self.env.id)
+        return f"{self.algorithm.name}-{environment}-seed{self.run.seed}"
+
+    @property
+    def run_directory(self) -> Path:
+        """Directory of the run."""
+        return Path(self.run.directory).expanduser() / self.run_name
+
+
+def load_config(path: str | PathLike[str], overrides: Sequence[str] = ()) -> TrainConfig:
+    """Read and validate a configuration file.
+
+    Args:
+        path: TOML file.
+        overrides: ``section.key=value`` strings that win over the file; a value is read as TOML and, where
+            it is none, taken as text.
+
+    Raises:
+        ConfigError: The file cannot be read or is not TOML, or keys are unknown, missing, of the wrong type
+            or out of range; all such keys are named at once.
+    """
+    file = Path(path).expanduser()
+    try:
+        text = file.read_bytes().decode("utf-8")
+    except FileNotFoundError:
+        siblings = [str(other) for other in file.parent.glob("*.toml")] if file.parent.is_dir() else []
+        hint = nearest(str(file), siblings) or " Check the path."
+        raise ConfigError(str(file), [f"there is no such file.{hint}"]) from None
+    except IsADirectoryError:
+        raise ConfigError(str(file), ["this is a directory; name the TOML file inside it."]) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            str(file), [f"byte {error.start + 1} is not UTF-8; a configuration is a UTF-8 text file in TOML."]
+        ) from error
+    except OSError as error:
+        raise ConfigError(
+            str(file), [f"the file cannot be read ({error.strerror}); check its permissions."]
+        ) from error
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(
+            str(file),
+            [f"this is not valid TOML: {error}. Text needs quotation marks, sections look like [run]."],
+        ) from error
+    return parse_config(table, source=str(file), overrides=overrides)
+
+
+def parse_config(
+    table: Mapping[str, Any], *, source: str = "configuration", overrides: Sequence[str] = ()
+) -> TrainConfig:
+    """Validate a nested mapping with the layout of the TOML file.
+
+    Args:
+        table: Sections, each a mapping.
+        source: How errors call the origin.
+        overrides: As for :func:`load_config`.
+
+    Raises:
+        ConfigError: See :func:`load_config`.
+    """
+    merged = copy_tables(table)
+    problems: list[str] = []
+    overridden: set[str] = set()
+    for override in overrides:
+        key = apply_override(merged, override, problems)
+        if key:
+            overridden |= {key, key.replace("algorithm.", "algorithm.arguments.", 1)}
+    reader = TableReader(overridden, _HOMES)
+    algorithm = merged.get("algorithm")
+    if isinstance(algorithm, dict):
+        # Free keys beside the name are the preset's arguments; the algorithm registry validates them.
+        arguments = {key: value for key, value in algorithm.items() if key != "name"}
+        merged["algorithm"] = {key: value for key, value in algorithm.items() if key == "name"}
+        merged["algorithm"]["arguments"] = arguments
+    config = reader.read(TrainConfig, merged, "")
+    problems += [problem.replace("algorithm.arguments", "algorithm") for problem in reader.problems]
+    budget = merged.get("budget", {})
+    if isinstance(budget, dict) and not budget:
+        problems = [problem for problem in problems if not problem.startswith("budget ")]
+        problems.append("budget needs `tokens` or `updates` (or both), else the run would never end.")
+    if problems or config is None:
+        raise ConfigError(source, problems)
+    return config
+
+
+def _homes(struct: type[msgspec.Struct], prefix: str = "") -> dict[str, str]:
+    """Where each key lives, so that an error can say which section a misplaced key belongs to."""
+    found: dict[str, str] = {}
+    for field in msgspec.structs.fields(struct):
+        nested = nested_struct(field.type)
+        if nested is None:
+            found.setdefault(field.name, f"{prefix}{field.name}")
+        else:
+            found |= _homes(nested, f"{prefix}{field.name}.") | found
+    return found
+
+
+_HOMES = _homes(TrainConfig)
+
+
+def config_to_json(config: TrainConfig) -> str:
+    """The configuration as canonical JSON (all defaults written out, keys sorted)."""
+    return msgspec.json.encode(config, order="sorted").decode()
+
+
+def config_from_json(text: str | bytes) -> TrainConfig:
+    """The inverse of :func:`config_to_json`.
+
+    Raises:
+        ConfigError: The text is not a configuration of this version.
+    """
+    try:
+        return msgspec.json.decode(text, type=TrainConfig)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            "stored configuration", [f"it does not fit this version of forkgym: {error}."]
+        ) from error
+
+
+def config_digest(config: TrainConfig) -> str:
+    """BLAKE2b-128 (hexadecimal) of everything that may not change when a run is resumed."""
+    fixed = {key: value for key, value in _flatten(config).items() if key not in MAY_CHANGE}
+    return hashlib.blake2b(msgspec.json.encode(fixed, order="sorted"), digest_size=16).hexdigest()
+
+
+def changed_keys(old: TrainConfig, new: TrainConfig) -> list[tuple[str, Any, Any]]:
+    """Keys (dotted, sorted) that differ and may not differ on resume, each with its old and new value.
+
+    A key that one side lacks (an algorithm's argument, LoRA) is ``None`` there.
+    """
+    before, after = _flatten(old), _flatten(new)
+    keys = sorted((before.keys() | after.keys()) - MAY_CHANGE)
+    return [(key, before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)]
+
+
+def check_resumable(old: TrainConfig, new: TrainConfig) -> None:
+    """Refuse to continue a run under a changed configuration.
+
+    Raises:
+        ConfigError: Names every changed key with both values.
+    """
+    changes = changed_keys(old, new)
+    if changes:
+        listed = ", ".join(
+            f"{key} (was {show_value(before)}, now {show_value(after)})" for key, before, after in changes
+        )
+        raise ConfigError(
+            str(new.run_directory),
+            [
+                f"the run there was started with another configuration; changed: {listed}. Set these back to "
+                "resume it, or start a new run under another name (--set run.name=NAME)."
+            ],
+        )
+
+
+def resolve_checkpoint(checkpoint: str) -> Path:
+    """Directory of ``policy.checkpoint``.
+
+    Args:
+        checkpoint: A path, or ``package:PACKAGE/PATH``: PATH inside an installed package.
+
+    Raises:
+        ConfigError: There is no such package or directory.
+    """
+    scheme, colon, rest = checkpoint.partition(":")
+    if colon and scheme == "package":
+        package, _, inside = rest.partition("/")
+        spec = importlib.util.find_spec(package) if package.isidentifier() else None
+        if spec is None or not spec.submodule_search_locations:
+            raise ConfigError(
+                "policy.checkpoint",
+                [f"there is no installed package {package!r} (from {checkpoint!r}); check its name."],
+            )
+        directory = Path(next(iter(spec.submodule_search_locations))) / inside
+    else:
+        directory = Path(checkpoint).expanduser()
+    if not directory.is_dir():
+        raise ConfigError(
+            "policy.checkpoint",
+            [
+                f"there is no directory {directory}; give a Hugging Face checkpoint's directory, "
+                "package:PACKAGE/PATH, or make one with `forkgym warmstart`."
+            ],
+        )
+    return directory
+
+
+def _flatten(config: TrainConfig) -> dict[str, Any]:
+    """Dotted key → value, as the keys are written in the file (an algorithm's arguments beside its name)."""
+    flat: dict[str, Any] = {}
+
+    def visit(prefix: str, value: Any) -> None:
+        if isinstance(value, dict) and value:
+            for key, below in value.items():
+                visit(f"{prefix}.{key}" if prefix else key, below)
+        elif not isinstance(value, dict):
+            flat[prefix] = value
+
+    table = msgspec.json.decode(msgspec.json.encode(config))
+    table["algorithm"] = {**table["algorithm"]["arguments"], "name": table["algorithm"]["name"]}
+    visit("", table)
+    return flat

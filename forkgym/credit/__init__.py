@@ -1,1 +1,50 @@
-"""forkgym.credit."""
+"""Credit: what an algorithm is, and the estimators, terms and selectors it is composed of."""
+
+from forkgym.credit.estimators import (
+    centred,
+    contrast,
+    horvitz_thompson,
+    leave_one_out,
+    merged_returns,
+    root_mean_square,
+    standardised,
+)
+from forkgym.credit.protocol import (
+    Advantages,
+    Algorithm,
+    Branching,
+    CoinSelector,
+    CreditBatch,
+    CreditTerm,
+    ScoreSelector,
+)
+from forkgym.credit.registry import UnknownAlgorithm, list_algorithms, make_algorithm, register_algorithm
+from forkgym.credit.selectors import select_by_score, turn_score
+from forkgym.credit.terms import ContrastOrOutcome, GroupRelative, MergedEvidence, TurnCredit
+
+__all__ = [
+    "Advantages",
+    "Algorithm",
+    "Branching",
+    "CoinSelector",
+    "ContrastOrOutcome",
+    "CreditBatch",
+    "CreditTerm",
+    "GroupRelative",
+    "MergedEvidence",
+    "ScoreSelector",
+    "TurnCredit",
+    "UnknownAlgorithm",
+    "centred",
+    "contrast",
+    "horvitz_thompson",
+    "leave_one_out",
+    "list_algorithms",
+    "make_algorithm",
+    "merged_returns",
+    "register_algorithm",
+    "root_mean_square",
+    "select_by_score",
+    "standardised",
+    "turn_score",
+]

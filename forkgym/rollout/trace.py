@@ -45,6 +45,7 @@ class Turn(msgspec.Struct, kw_only=True):
         evidence: What was learned at this turn, JSON-able (``info["evidence"]``).
         reward: Reward of the turn.
         terminal: The episode ended with this turn (terminated or truncated).
+        action_start: Index of the first token of the turn's last non-empty line: where the action begins.
         state_hash: The environment's state hash after the turn (empty when not recorded).
     """
 
@@ -63,12 +64,19 @@ class Turn(msgspec.Struct, kw_only=True):
     evidence: Any
     reward: float
     terminal: bool
+    action_start: int = 0
     state_hash: str = ""
 
     @property
     def mean_entropy(self) -> float:
         """Mean entropy of the turn's tokens in nats; 0 for an empty turn."""
         return sum(self.entropies) / len(self.entropies) if self.entropies else 0.0
+
+    @property
+    def action_entropy(self) -> float:
+        """Mean entropy in nats over the action's tokens (CRR eq. 5 reads H_t so); 0 when there are none."""
+        tail = self.entropies[self.action_start :]
+        return sum(tail) / len(tail) if tail else 0.0
 
     @property
     def logprob(self) -> float:

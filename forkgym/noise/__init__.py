@@ -1,8 +1,6 @@
-"""Keyed noise: every random choice is a pure function of a key, so a twin can read its factual episode's
-luck.
+"""Keyed noise: every random choice is a pure function of a key, so a twin can share its episode's luck.
 
-Pure functions only; importing this package loads numpy and neither numba nor torch (see `torch_backend` for
-tensors).
+Importing this package loads numpy, neither numba nor torch; device tensors are `forkgym.noise.torch_backend`.
 """
 
 from forkgym.noise.distribution import behaviour_logprobs, greedy, nucleus

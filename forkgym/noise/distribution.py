@@ -1,8 +1,7 @@
-"""The behaviour distribution in numpy: grammar mask, then temperature, then nucleus, renormalised; and input
-checks.
+"""The behaviour distribution in numpy (mask, then temperature, then nucleus, renormalised), and input checks.
 
-Masked tokens are logits of −inf. No noise lives here; the numba kernels of the same functions are
-`numba_backend.py`.
+Masked tokens are logits of −inf. No noise lives here; `numba_backend.py` holds the kernels of the same
+functions.
 """
 
 from __future__ import annotations
@@ -25,9 +24,7 @@ def check_sampling(temperature: float, top_p: float) -> tuple[float, float]:
     """
     temperature, top_p = float(temperature), float(top_p)
     if not (temperature > 0 and math.isfinite(temperature)):
-        raise ValueError(
-            f"temperature must be positive and finite, got {temperature}: for temperature 0 use greedy()"
-        )
+        raise ValueError(f"temperature must be positive and finite, got {temperature}: for temperature 0 use greedy()")
     if not 0 < top_p <= 1:
         raise ValueError(f"top_p must lie in (0, 1], got {top_p}")
     return temperature, top_p
@@ -120,7 +117,8 @@ def nucleus_floor(top_p: float, vocabulary: int) -> float:
 def softmax_row(scaled: Float) -> Float:
     """float64 softmax of one row of scaled logits (float64[V])."""
     weights = np.exp(scaled - scaled.max())
-    return weights / weights.sum()
+    probabilities: Float = weights / weights.sum()
+    return probabilities
 
 
 def behaviour_logprobs(logits: Any, temperature: float = 1.0, top_p: float = 1.0) -> Float:
@@ -173,17 +171,16 @@ def check_tokens(tokens: Any, rows: int, vocabulary: int) -> npt.NDArray[np.int6
     if ids.dtype.kind not in "iu":
         raise TypeError(f"tokens must be integers, got {ids.dtype}")
     if ids.shape != (rows,):
-        raise ValueError(
-            f"tokens must have the shape [{rows}] (one per row of logits), got {list(ids.shape)}"
-        )
-    if rows and not (0 <= int(ids.min()) and int(ids.max()) < vocabulary):
+        raise ValueError(f"tokens must have the shape [{rows}] (one per row of logits), got {list(ids.shape)}")
+    if rows and (int(ids.min()) < 0 or int(ids.max()) >= vocabulary):
         raise ValueError(f"tokens must lie in [0, {vocabulary}), got {int(ids.min())} … {int(ids.max())}")
     return np.ascontiguousarray(ids, dtype=np.int64)
 
 
 def greedy(logits: Any) -> int | npt.NDArray[np.int64]:
-    """The most probable token, the lowest id among equals. Explicit, because temperature 0 is not a
-    temperature.
+    """The most probable token, the lowest id among equals.
+
+    Explicit, because 0 is not a temperature: no sampler takes it.
 
     Args:
         logits: ``float[V]`` or ``float[B, V]``.
@@ -202,4 +199,5 @@ def greedy(logits: Any) -> int | npt.NDArray[np.int64]:
     rows = check_logits(logits, 2)
     for index, row in enumerate(rows):
         check_row(row, 1.0, index)
-    return rows.argmax(axis=1).astype(np.int64)
+    tokens: npt.NDArray[np.int64] = rows.argmax(axis=1).astype(np.int64)
+    return tokens

@@ -1,5 +1,4 @@
-"""Gumbel noise and the choice it makes, in numpy: the full argmax (the reference) and the bounded one (the
-same token).
+"""Gumbel noise and the choice it makes, in numpy: the full argmax, which defines it, and the bounded one.
 
 `sampling.py` picks between these and the numba kernels; device tensors are `torch_backend.py`.
 """
@@ -53,8 +52,9 @@ def gumbel(key64: int, n: int) -> Float:
 
 
 def sample_full(logits: Any, key64: int, temperature: float = 1.0, top_p: float = 1.0) -> int:
-    """The definition of a keyed choice: ``argmax_v [float64(logit)/τ + ξ(v)]`` over the nucleus, lowest id on
-    ties.
+    """The definition of a keyed choice: ``argmax_v [float64(logit)/τ + ξ(v)]`` over the nucleus.
+
+    Ties go to the lowest id.
 
     An exact sample of the behaviour distribution by the Gumbel-max trick (Maddison, Tarlow & Minka 2014,
     section 2). Every faster sampler must return the same token.
@@ -94,7 +94,7 @@ def smallest_winning_word(need: float) -> int:
 
 
 def needed_noise(best: float, largest: float) -> float:
-    """How much noise a token of scaled logit ≤ ``largest`` needs to reach the score ``best``, less the rounding."""
+    """The noise a token of scaled logit ≤ ``largest`` needs to reach the score ``best``, less rounding."""
     return best - largest - (1e-9 + 1e-14 * (abs(best) + abs(largest)))
 
 
@@ -133,9 +133,7 @@ def _bounded_argmax(row: Logits, key: int, temperature: float) -> int:
         able = np.flatnonzero(chunk_words >= smallest_winning_word(need))
         if able.size == 0:
             continue
-        scores = scaled_row(row[start + able], temperature) + noise_of_words(
-            chunk_words[able].astype(np.uint32)
-        )
+        scores = scaled_row(row[start + able], temperature) + noise_of_words(chunk_words[able].astype(np.uint32))
         first = int(scores.argmax())
         score, token = float(scores[first]), start + int(able[first])
         if score > best or (score == best and token < winner):

@@ -65,9 +65,7 @@ class Key(msgspec.Struct, frozen=True):
         """
         if not (0 <= self.line < 1 << 32 and 0 <= self.position < 1 << 32):
             raise ValueError(f"line and position must lie in [0, 2**32), got {self.line} and {self.position}")
-        return splitmix64(
-            turn_prefix(TAG_LINE, self.episode, self.turn, self.branch), self.line << 32 | self.position
-        )
+        return splitmix64(turn_prefix(TAG_LINE, self.episode, self.turn, self.branch), self.line << 32 | self.position)
 
 
 def mix64(z: int) -> int:
@@ -124,7 +122,7 @@ def turn_prefix(tag: int, episode: int, turn: int, branch: int) -> int:
 
 
 def _hash_parts(person: bytes, *parts: int | str) -> int:
-    """BLAKE2b-64 of the parts: an integer as 8 bytes, a string as its UTF-8 length in 8 bytes and its UTF-8 bytes."""
+    """BLAKE2b-64 of the parts: an integer as 8 bytes, a string as length (8 bytes) and UTF-8 bytes."""
     pieces: list[bytes] = []
     for part in parts:
         if isinstance(part, str):

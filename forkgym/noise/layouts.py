@@ -87,9 +87,7 @@ def newline_table(token_bytes: Iterable[bytes]) -> npt.NDArray[np.uint8]:
     """
     counts = [token.count(b"\n") for token in token_bytes]
     if counts and max(counts) > 255:
-        raise ValueError(
-            f"token {counts.index(max(counts))} holds {max(counts)} line ends; at most 255 are supported"
-        )
+        raise ValueError(f"token {counts.index(max(counts))} holds {max(counts)} line ends; at most 255 are supported")
     return np.array(counts, dtype=np.uint8)
 
 
@@ -104,9 +102,7 @@ def _line_table(layout: Layout, newlines: npt.NDArray[np.uint8] | None) -> bytes
         return None
     table = np.asarray(newlines)
     if table.ndim != 1 or table.dtype != np.uint8:
-        raise ValueError(
-            f"newlines must be uint8[V], got {table.dtype}{list(table.shape)}: see newline_table"
-        )
+        raise ValueError(f"newlines must be uint8[V], got {table.dtype}{list(table.shape)}: see newline_table")
     return table.tobytes() if layout in (Layout.TURN_LINE, Layout.INDEPENDENT) else None
 
 

@@ -1,5 +1,4 @@
-"""The keyed sampler's kernels in numba: words, noise, the bounded argmax and per-token statistics of whole
-batches.
+"""The keyed sampler's kernels in numba: words, noise, the bounded argmax and per-token statistics of batches.
 
 Imported by `sampling.py` at the first call only. Inputs are checked there; a row that allows no token is
 reported by a negative result, never by an exception, because the kernels run without the interpreter lock.
@@ -21,6 +20,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 _CHUNK: Final = 512
 _BLOCKS: Final = _CHUNK // 4
+_BUCKETS: Final = 2048  # 64 octaves: probabilities below 2⁻⁶⁴ share the last one
 _LARGEST_NOISE: Final = 22.88
 _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
@@ -31,7 +31,7 @@ _W1 = np.uint64(0xBB67AE85)
 
 
 def _jit(function: Function) -> Function:
-    """Compile without fast-math (results must not depend on the vector width), cached on disk, without the GIL."""
+    """Compile without fast-math: results must not depend on the vector width. Cached; releases the GIL."""
     return cast(Function, numba.njit(cache=True, error_model="numpy", nogil=True)(function))
 
 
@@ -136,34 +136,36 @@ def _needed_noise(best: float, largest: float) -> float:
 
 
 @_jit
-def _chunk_maxima(bits: Any, sign: Any, low: Any, smallest: Any, maxima: Any) -> Any:
-    """Largest logit of every chunk, as the integer whose order is the floats' order.
+def _row_largest(bits: Any, codes: Any, maxima_bits: Any, maxima: Any, temperature: float) -> float:
+    """The largest ``logit / temperature`` of a row, NaN if it allows no token; also fills ``maxima``.
 
-    Integer comparisons vectorise without fast-math, and NaNs fall outside [−inf, +inf] in that order instead
-    of getting lost: the result is the smallest and the largest integer of the row.
+    ``maxima`` receives the largest logit of each chunk; ``maxima_bits`` is its integer view.
+    Works on the integers whose order is the floats' order (``codes``, see `_codes`): their comparisons
+    vectorise without fast-math, and NaNs fall outside [−inf, +inf] in that order instead of getting lost.
     """
-    row_low = maxima[0]
-    row_high = maxima[0]
+    sign, low, smallest, infinity, minus_infinity = codes[0], codes[1], codes[2], codes[3], codes[4]
+    row_low = minus_infinity
+    row_high = minus_infinity
     for chunk in range(maxima.size):
-        start = chunk * _CHUNK
-        stop = min(start + _CHUNK, bits.size)
-        part = bits[start:stop]
+        part = bits[chunk * _CHUNK : min((chunk + 1) * _CHUNK, bits.size)]
         high = smallest
         lowest = low
         for i in range(part.size):
             ordered = part[i] ^ ((part[i] >> sign) & low)
             high = max(high, ordered)
             lowest = min(lowest, ordered)
-        maxima[chunk] = high
-        row_low = lowest if chunk == 0 else min(row_low, lowest)
-        row_high = high if chunk == 0 else max(row_high, high)
-        maxima[chunk] = high ^ ((high >> sign) & low)
-    return row_low, row_high
+        maxima_bits[chunk] = high ^ ((high >> sign) & low)
+        row_low = min(row_low, lowest)
+        row_high = max(row_high, high)
+    if row_low < minus_infinity or row_high >= infinity or row_high == minus_infinity:
+        return np.nan
+    largest = np.float64(maxima.max()) / temperature
+    return largest if math.isfinite(largest) else np.nan
 
 
 @_jit
 def _block_maxima(key: Any, first: int, largest: Any) -> Any:
-    """The largest of the four words of blocks ``first`` …, into ``largest`` (uint32); their overall largest."""
+    """Write the largest of each block's four words into ``largest`` (uint32); return the largest of all."""
     zero = np.uint64(0)
     top = np.uint32(0)
     for i in range(largest.size):
@@ -171,7 +173,7 @@ def _block_maxima(key: Any, first: int, largest: Any) -> Any:
         word = np.uint32(max(max(w0, w1), max(w2, w3)))
         largest[i] = word
         top = max(top, word)
-    return top
+    return np.uint64(top)
 
 
 @_jit
@@ -180,7 +182,8 @@ def _bounded_argmax(row: Any, key: Any, temperature: float, maxima: Any, words: 
 
     ``maxima`` holds the chunks' largest logits, ``words`` is scratch for one chunk's block maxima. The token
     with the largest logit comes first, then its chunk: on a peaked distribution they spare most chunks their
-    Philox rounds.
+    Philox rounds. A token can win only if its word reaches ``smallest`` (the noise the chunk's largest logit
+    needs) and its logit reaches ``lowest`` (what the chunk's largest noise leaves to be made up for).
     """
     zero = np.uint64(0)
     leader = 0
@@ -200,33 +203,33 @@ def _bounded_argmax(row: Any, key: Any, temperature: float, maxima: Any, words: 
         smallest = _smallest_winning_word(need)
         first = chunk * _BLOCKS
         blocks = min(_BLOCKS, (row.size + 3) // 4 - first)
-        if np.uint64(_block_maxima(key, first, words[:blocks])) < smallest:
+        top = _block_maxima(key, first, words[:blocks])
+        if top < smallest:
             continue
+        reach = _noise(top)
+        lowest = _needed_noise(best, reach) * temperature
         for i in range(blocks):
             if np.uint64(words[i]) < smallest:
                 continue
+            start = 4 * (first + i)
+            stop = min(start + 4, row.size)
+            possible = False
+            for token in range(start, stop):
+                possible = possible or row[token] >= lowest
+            if not possible:
+                continue
             block = _philox(key, np.uint64(first + i), zero, zero, zero)
-            for lane in range(4):
-                token = 4 * (first + i) + lane
-                word = block[lane]
-                if word < smallest or token >= row.size or row[token] == -np.inf:
+            for token in range(start, stop):
+                word = block[token - start]
+                if word < smallest or row[token] < lowest or row[token] == -np.inf:
                     continue
                 score = np.float64(row[token]) / temperature + _noise(word)
                 if score > best or (score == best and token < winner):
                     best = score
                     winner = token
                     smallest = _smallest_winning_word(_needed_noise(best, largest))
+                    lowest = _needed_noise(best, reach) * temperature
     return winner
-
-
-@_jit
-def _largest(row: Any) -> Any:
-    """The largest logit of a row; NaN where there is one."""
-    largest = row[0]
-    for i in range(1, row.size):
-        if not row[i] <= largest and not math.isnan(largest):
-            largest = row[i]
-    return largest
 
 
 @_jit
@@ -237,7 +240,9 @@ def _exp(x: float) -> float:
     bits.
     """
     bounded = max(x, -708.0)
-    k = math.floor(bounded * 1.4426950408889634 + 0.5)
+    # Adding 1.5·2⁵² rounds to the nearest integer k and leaves k in the low bits of the sum.
+    shifted = bounded * 1.4426950408889634 + 6755399441055744.0
+    k = shifted - 6755399441055744.0
     r = (bounded - k * 0.693147180369123816490) - k * 1.90821492927058770002e-10
     p = 1.6059043836821613e-10
     p = p * r + 2.08767569878681e-09
@@ -252,109 +257,180 @@ def _exp(x: float) -> float:
     p = p * r + 0.16666666666666666
     p = p * r + 0.5
     value = 1.0 + (r + r * r * p)
-    scale = np.int64((np.int64(k) + 1023) << 52).view(np.float64)
+    scale = np.int64((np.float64(shifted).view(np.int64) + np.int64(1023)) << np.int64(52)).view(np.float64)
     return value * scale if x >= -708.0 else 0.0
 
 
 @_jit
-def _weights(row: Any, temperature: float, largest: float, weights: Any) -> float:
-    """Write exp(logit/τ − largest) into ``weights`` (float64[V]); their sum, in a fixed order of eight lanes."""
+def _weights(row: Any, temperature: float, largest: float, weights: Any) -> Any:
+    """Write exp(logit/τ − largest) into ``weights`` (float64[V]); their sum, in eight fixed lanes."""
     for i in range(row.size):
         weights[i] = _exp(np.float64(row[i]) / temperature - largest)
-    return _lane_sum(weights)
-
-
-@_jit
-def _lane_sum(values: Any) -> float:
-    """A sum whose order does not depend on the machine's vector width."""
     lanes = np.zeros(8)
-    whole = values.size // 8 * 8
+    whole = weights.size // 8 * 8
     for i in range(0, whole, 8):
         for lane in range(8):
-            lanes[lane] += values[i + lane]
-    total = ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) + ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]))
-    for i in range(whole, values.size):
-        total += values[i]
-    return total
+            lanes[lane] += weights[i + lane]
+    for i in range(whole, weights.size):
+        lanes[i - whole] += weights[i]
+    return lanes.sum()
 
 
 @_jit
-def _nucleus(weights: Any, total: float, top_p: float, floor: float) -> Any:
-    """Ids of the nucleus, probability descending and id ascending: see `forkgym.noise.nucleus`."""
-    count = 0
-    for i in range(weights.size):
-        count += weights[i] / total >= floor
-    ids = np.empty(count, np.int64)
-    negative = np.empty(count)
-    count = 0
-    for i in range(weights.size):
-        probability = weights[i] / total
-        if probability >= floor:
-            ids[count] = i
-            negative[count] = -probability
-            count += 1
-    order = np.argsort(
-        negative, kind="mergesort"
-    )  # stable: equal probabilities stay in the order of their ids
+def _bucket(probability: float) -> Any:
+    """A probability's place in `_nucleus`'s histogram: 32 buckets an octave, larger probabilities first."""
+    octave_parts = np.float64(probability).view(np.int64) >> np.int64(47)
+    return min(max(1023 * 32 - octave_parts, 0), _BUCKETS - 1)
+
+
+@_jit
+def _nucleus(probabilities: Any, top_p: float) -> Any:
+    """Ids of the nucleus, ascending: see `forkgym.noise.nucleus`. Only the bucket that crosses is sorted."""
+    floor = 0.5 * (1.0 - top_p) / probabilities.size if top_p < 1.0 - 1e-9 else 0.0
+    masses = np.zeros(_BUCKETS)
+    for i in range(probabilities.size):
+        if probabilities[i] >= floor:
+            masses[_bucket(probabilities[i])] += probabilities[i]
     mass = 0.0
+    crossing = 0
+    while crossing < _BUCKETS - 1 and mass + masses[crossing] < top_p:
+        mass += masses[crossing]
+        crossing += 1
+    size = 0
+    for i in range(probabilities.size):
+        size += probabilities[i] >= floor and _bucket(probabilities[i]) == crossing
+    ids = np.empty(size, np.int64)
+    size = 0
+    for i in range(probabilities.size):
+        if probabilities[i] >= floor and _bucket(probabilities[i]) == crossing:
+            ids[size] = i
+            size += 1
+    # Mergesort is stable: equal probabilities stay in the order of their ids.
+    order = np.argsort(-probabilities[ids], kind="mergesort")
+    last = -1  # an empty crossing bucket: rounding kept the running sum below top_p, so every bucket above is in
     for rank in range(order.size):
-        mass -= negative[order[rank]]
+        last = ids[order[rank]]
+        mass += probabilities[last]
         if mass >= top_p:
-            return ids[order[: rank + 1]]
-    return ids[order]
+            break
+    inside = np.empty(probabilities.size, np.bool_)
+    for i in range(probabilities.size):
+        bucket = _bucket(probabilities[i])
+        inside[i] = probabilities[i] >= floor and (
+            bucket < crossing
+            or (
+                bucket == crossing
+                and (probabilities[i] > probabilities[last] or (probabilities[i] == probabilities[last] and i <= last))
+            )
+        )
+    return np.nonzero(inside)[0]
 
 
 @_jit
-def _nucleus_argmax(row: Any, key: Any, temperature: float, ids: Any) -> int:
-    """The winner among the tokens of a nucleus, which come with descending logits."""
+def _nucleus_argmax(row: Any, key: Any, temperature: float, largest: float, ids: Any) -> Any:
+    """The winner among the tokens of a nucleus (ids ascending); ``largest`` is the largest scaled logit."""
     best = -np.inf
-    winner = row.size
+    winner = ids[0]
+    smallest = np.uint64(0)
     for i in range(ids.size):
-        token = ids[i]
-        scaled = np.float64(row[token]) / temperature
-        need = -np.inf if i == 0 else _needed_noise(best, scaled)
-        if need > _LARGEST_NOISE:
-            break
-        word = _word(key, token)
-        if word < _smallest_winning_word(need):
+        scaled = np.float64(row[ids[i]]) / temperature
+        if best - scaled > _LARGEST_NOISE + 1e-14 * abs(best):
+            continue
+        word = _word(key, ids[i])
+        if word < smallest:
             continue
         score = scaled + _noise(word)
-        if score > best or (score == best and token < winner):
+        if score > best:
             best = score
-            winner = token
+            winner = ids[i]
+            smallest = _smallest_winning_word(_needed_noise(best, largest))
     return winner
 
 
 @_jit
 def _sample_rows(
     rows: Any,
-    maxima: Any,
     bits: Any,
-    maxima_bits: Any,
     codes: Any,
+    maxima: Any,
+    maxima_bits: Any,
     keys: Any,
     temperature: float,
     top_p: float,
 ) -> Any:
-    """One token per row, −1 where a row allows none. ``bits`` and ``maxima_bits`` are integer views; see `_codes`."""
-    sign, low, smallest, infinity, minus_infinity = codes[0], codes[1], codes[2], codes[3], codes[4]
+    """One token per row, −1 where a row allows none; ``bits`` and ``codes`` as `_codes` returns them."""
     tokens = np.empty(rows.shape[0], np.int64)
     words = np.empty(_BLOCKS, np.uint32)
     weights = np.empty(rows.shape[1] if top_p < 1.0 else 0)
-    floor = 0.5 * (1.0 - top_p) / rows.shape[1] if top_p < 1.0 - 1e-9 else 0.0
     for index in range(rows.shape[0]):
         row = rows[index]
-        lowest, highest = _chunk_maxima(bits[index], sign, low, smallest, maxima_bits)
-        largest = np.float64(maxima.max()) / temperature
-        if lowest < minus_infinity or highest >= infinity or not math.isfinite(largest):
+        largest = _row_largest(bits[index], codes, maxima_bits, maxima, temperature)
+        if math.isnan(largest):
             tokens[index] = -1
         elif top_p < 1.0:
             total = _weights(row, temperature, largest, weights)
-            ids = _nucleus(weights, total, top_p, floor)
-            tokens[index] = _nucleus_argmax(row, keys[index], temperature, ids)
+            for i in range(weights.size):
+                weights[i] /= total
+            ids = _nucleus(weights, top_p)
+            tokens[index] = _nucleus_argmax(row, keys[index], temperature, largest, ids)
         else:
             tokens[index] = _bounded_argmax(row, keys[index], temperature, maxima, words)
     return tokens
+
+
+@_jit
+def _moments(weights: Any, row: Any, temperature: float, largest: float) -> Any:
+    """Σ w, Σ w·s and Σ w² with s = logit/τ − largest, each in an order of eight fixed lanes."""
+    sums = np.zeros((3, 8))
+    whole = weights.size // 8 * 8
+    for i in range(0, whole, 8):
+        for lane in range(8):
+            weight = weights[i + lane]
+            # Clamped, so that 0 · (−inf) is 0; where the clamp acts, the weight is 0.
+            shift = max(np.float64(row[i + lane]) / temperature - largest, -709.0)
+            sums[0, lane] += weight
+            sums[1, lane] += weight * shift
+            sums[2, lane] += weight * weight
+    for i in range(whole, weights.size):
+        shift = max(np.float64(row[i]) / temperature - largest, -709.0)
+        sums[0, i - whole] += weights[i]
+        sums[1, i - whole] += weights[i] * shift
+        sums[2, i - whole] += weights[i] * weights[i]
+    return sums[0].sum(), sums[1].sum(), sums[2].sum()
+
+
+@_jit
+def _statistics_rows(
+    rows: Any,
+    bits: Any,
+    codes: Any,
+    maxima: Any,
+    maxima_bits: Any,
+    tokens: Any,
+    temperature: float,
+    top_p: float,
+    out: Any,
+) -> int:
+    """Fill ``out`` (float64[3, B]); the first row that allows no token, or −1."""
+    weights = np.empty(rows.shape[1])
+    for index in range(rows.shape[0]):
+        row = rows[index]
+        largest = _row_largest(bits[index], codes, maxima_bits, maxima, temperature)
+        if math.isnan(largest):
+            return index
+        total = _weights(row, temperature, largest, weights)
+        chosen: Any = np.float64(row[tokens[index]]) / temperature - largest
+        if top_p < 1.0:
+            ids = _nucleus(weights / total, top_p)
+            if not np.any(ids == tokens[index]):
+                chosen = -np.inf
+            total, first, second = _moments(weights[ids], row[ids], temperature, largest)
+        else:
+            total, first, second = _moments(weights, row, temperature, largest)
+        out[0, index] = chosen - math.log(total)
+        out[1, index] = max(math.log(total) - first / total, 0.0)
+        out[2, index] = max(1.0 - second / (total * total), 0.0)
+    return -1
 
 
 def _codes(rows: Logits) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
@@ -368,9 +444,7 @@ def _codes(rows: Logits) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     )
 
 
-def sample_rows(
-    rows: Logits, keys: npt.NDArray[np.uint64], temperature: float, top_p: float
-) -> npt.NDArray[np.int64]:
+def sample_rows(rows: Logits, keys: npt.NDArray[np.uint64], temperature: float, top_p: float) -> npt.NDArray[np.int64]:
     """One keyed token per row.
 
     Args:
@@ -380,64 +454,15 @@ def sample_rows(
         top_p: in (0, 1].
 
     Returns:
-        ``int64[B]``; −1 for a row that holds NaN or +inf or is −inf everywhere (or overflows at this
-        temperature).
+        ``int64[B]``; −1 for a row that holds NaN or +inf, is −inf everywhere or overflows at this
+        temperature.
     """
     bits, codes = _codes(rows)
     maxima = np.empty((rows.shape[1] + _CHUNK - 1) // _CHUNK, dtype=rows.dtype)
     tokens: npt.NDArray[np.int64] = _sample_rows(
-        rows, maxima, bits, maxima.view(bits.dtype), codes, keys, temperature, top_p
+        rows, bits, codes, maxima, maxima.view(bits.dtype), keys, temperature, top_p
     )
     return tokens
-
-
-@_jit
-def _moments(weights: Any, shifts: Any) -> Any:
-    """Σ w, Σ w·s and Σ w² of two arrays, each in a fixed order of eight lanes."""
-    sums = np.zeros((3, 8))
-    whole = weights.size // 8 * 8
-    for i in range(0, whole, 8):
-        for lane in range(8):
-            weight = weights[i + lane]
-            sums[0, lane] += weight
-            sums[1, lane] += weight * shifts[i + lane]
-            sums[2, lane] += weight * weight
-    for i in range(whole, weights.size):
-        sums[0, i - whole] += weights[i]
-        sums[1, i - whole] += weights[i] * shifts[i]
-        sums[2, i - whole] += weights[i] * weights[i]
-    return sums[0].sum(), sums[1].sum(), sums[2].sum()
-
-
-@_jit
-def _statistics_rows(rows: Any, tokens: Any, temperature: float, top_p: float, out: Any) -> int:
-    """Fill ``out`` (float64[3, B]); the first row that allows no token, or −1."""
-    weights = np.empty(rows.shape[1])
-    shifts = np.empty(rows.shape[1])
-    floor = 0.5 * (1.0 - top_p) / rows.shape[1] if top_p < 1.0 - 1e-9 else 0.0
-    for index in range(rows.shape[0]):
-        row = rows[index]
-        largest = np.float64(_largest(row)) / temperature
-        if not math.isfinite(largest):
-            return index
-        for i in range(row.size):
-            shift = np.float64(row[i]) / temperature - largest
-            shifts[i] = max(shift, -709.0)  # finite, so that 0 · shift is 0
-            weights[i] = _exp(shift)
-        chosen = np.float64(row[tokens[index]]) / temperature - largest
-        if top_p < 1.0:
-            ids = _nucleus(weights, _lane_sum(weights), top_p, floor)
-            inside = False
-            for i in range(ids.size):
-                inside = inside or ids[i] == tokens[index]
-            chosen = chosen if inside else -np.inf
-            total, first, second = _moments(weights[ids], shifts[ids])
-        else:
-            total, first, second = _moments(weights, shifts)
-        out[0, index] = chosen - math.log(total)
-        out[1, index] = max(math.log(total) - first / total, 0.0)
-        out[2, index] = max(1.0 - second / (total * total), 0.0)
-    return -1
 
 
 def statistics_rows(
@@ -454,8 +479,10 @@ def statistics_rows(
     Returns:
         The first row that allows no token (then the rest is meaningless) or −1, and three ``float64[B]``.
     """
+    bits, codes = _codes(rows)
+    maxima = np.empty((rows.shape[1] + _CHUNK - 1) // _CHUNK, dtype=rows.dtype)
     out = np.empty((3, rows.shape[0]))
-    failed = int(_statistics_rows(rows, tokens, temperature, top_p, out))
+    failed = int(_statistics_rows(rows, bits, codes, maxima, maxima.view(bits.dtype), tokens, temperature, top_p, out))
     return failed, out[0], out[1], out[2]
 
 

@@ -59,9 +59,7 @@ def check_keys(keys: Any, rows: int) -> npt.NDArray[np.uint64]:
     return np.ascontiguousarray(keys)
 
 
-def sample(
-    logits: Any, key64: int, temperature: float = 1.0, top_p: float = 1.0, *, backend: Backend = "auto"
-) -> int:
+def sample(logits: Any, key64: int, temperature: float = 1.0, top_p: float = 1.0, *, backend: Backend = "auto") -> int:
     """One token, an exact sample of the behaviour distribution and a function of logits and key alone.
 
     Args:
@@ -119,9 +117,7 @@ def sample_batch(
         return _checked(kernels.sample_rows(rows, row_keys, temperature, top_p), rows, temperature)
     for index, row in enumerate(rows):
         check_row(row, temperature, index)
-    tokens = [
-        sample_bounded(row, int(key), temperature, top_p) for row, key in zip(rows, row_keys, strict=True)
-    ]
+    tokens = [sample_bounded(row, int(key), temperature, top_p) for row, key in zip(rows, row_keys, strict=True)]
     return np.array(tokens, dtype=np.int64)
 
 
@@ -163,7 +159,7 @@ def token_statistics(
 
 
 def _checked(tokens: npt.NDArray[np.int64], rows: Logits, temperature: float) -> npt.NDArray[np.int64]:
-    """The kernels mark a row without a possible token by −1: let the reference check say what is wrong with it."""
+    """The kernels mark a row without a possible token by −1: let the reference say what is wrong with it."""
     if tokens.size and int(tokens.min()) < 0:
         failed = int(tokens.argmin())
         check_row(rows[failed], temperature, failed)

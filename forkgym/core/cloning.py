@@ -125,7 +125,9 @@ def _construct(base: AnyEnv) -> AnyEnv:
     """A new base environment from its spec."""
     spec = base.spec
     if spec is None or spec.entry_point is None:
-        raise ForkUnsupportedError(f"{type(base).__name__} has no spec to construct it from (make it by gymnasium.make)")
+        raise ForkUnsupportedError(
+            f"{type(base).__name__} has no spec to construct it from (make it by gymnasium.make)"
+        )
     creator: Any = spec.entry_point if callable(spec.entry_point) else registration.load_env_creator(spec.entry_point)
     fresh: AnyEnv = creator(**copy.deepcopy(spec.kwargs)).unwrapped
     fresh.spec = spec

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import copy
 import inspect
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Self, cast
 
 import gymnasium
 import numpy as np
-from typing_extensions import Self
 
 from forkgym.core.errors import ActionError, ForkUnsupportedError, StateError, TaskError
 from forkgym.core.hashing import canonical, copy_state, generator_state
@@ -268,7 +267,10 @@ class Env(ForkVerbs, gymnasium.Env[Any, Any]):
 
     def _generator_install(self, state: dict[str, Any] | None, seed: int | None, used: bool) -> None:
         if state is not None:
-            if self._np_random is None or self._np_random.bit_generator.state["bit_generator"] != state["bit_generator"]:
+            if (
+                self._np_random is None
+                or self._np_random.bit_generator.state["bit_generator"] != state["bit_generator"]
+            ):
                 self._np_random = np.random.Generator(getattr(np.random, state["bit_generator"])())
             self._np_random.bit_generator.state = state
         self._np_random_seed = seed

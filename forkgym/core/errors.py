@@ -81,7 +81,7 @@ class HandleError(ForkgymError, ValueError):
     """The bytes or the fields of a handle are not those of a handle."""
 
 
-class ReplayDivergence(ForkgymError):  # noqa: N818 - the name says what happened, as StopIteration does
+class ReplayDivergence(ForkgymError):
     """A replay did not reproduce what its handle recorded.
 
     Attributes:

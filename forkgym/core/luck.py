@@ -39,7 +39,7 @@ class Luck(msgspec.Struct, frozen=True):
         Raises:
             ValueError: `stream` is outside that range.
         """
-        if not isinstance(stream, int) or isinstance(stream, bool) or not 0 < stream < _MAX_STREAM:
+        if type(stream) is not int or not 0 < stream < _MAX_STREAM:
             raise ValueError(f"a fresh luck stream is an integer from 1 to 2**64 - 1, not {stream!r}")
         return cls(stream)
 

@@ -64,8 +64,7 @@ def to_portable(value: Any, where: str = "the action", depth: int = 0) -> Any:
             return {key: to_portable(item, where, depth + 1) for key, item in value.items()}
         return {
             "$dict": [
-                [to_portable(key, where, depth + 1), to_portable(item, where, depth + 1)]
-                for key, item in value.items()
+                [to_portable(key, where, depth + 1), to_portable(item, where, depth + 1)] for key, item in value.items()
             ]
         }
     if isinstance(value, bytes):

@@ -38,7 +38,7 @@ _ours: set[str] = set()
 
 
 def register(
-    id: str,  # noqa: A002 - Gymnasium's name for it
+    id: str,
     entry_point: str | Callable[..., gymnasium.Env[Any, Any]],
     *,
     max_episode_steps: int | None = None,
@@ -70,7 +70,7 @@ def register(
         del registration.registry[id]
     gymnasium.register(
         id,
-        entry_point=entry_point,  # type: ignore[arg-type]
+        entry_point=entry_point,
         max_episode_steps=max_episode_steps,
         kwargs=dict(kwargs or {}),
         additional_wrappers=tuple(additional_wrappers),
@@ -104,7 +104,7 @@ def id_of(env: Env) -> str:
 
 
 def make(
-    id: str | EnvSpec | Handle,  # noqa: A002
+    id: str | EnvSpec | Handle,
     *,
     max_episode_steps: int | None = None,
     **kwargs: Any,
@@ -164,11 +164,12 @@ def _make_native(spec: EnvSpec, kind: type[Env], limit: int | None, kwargs: dict
                 f"{wrapper.name} does not record its arguments (gymnasium.utils.RecordConstructorArgs), so "
                 "it cannot be made from a spec."
             )
-        chain = registration.load_env_creator(wrapper.entry_point)(env=chain, **wrapper.kwargs)
+        make_wrapper: Callable[..., Any] = registration.load_env_creator(wrapper.entry_point)
+        chain = make_wrapper(env=chain, **wrapper.kwargs)
     return wrap(chain, limit_given=limit)
 
 
-def _spec(id: str | EnvSpec) -> EnvSpec:  # noqa: A002
+def _spec(id: str | EnvSpec) -> EnvSpec:
     if isinstance(id, EnvSpec):
         return id
     if not isinstance(id, str):

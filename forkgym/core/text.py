@@ -86,7 +86,7 @@ class TextEnv(Env):
     _said: str
 
     @property
-    def action_space(self) -> gymnasium.Space[Any]:  # type: ignore[override]
+    def action_space(self) -> gymnasium.Space[Any]:
         """Texts and calls of this environment's tools."""
         space: gymnasium.Space[Any] | None = self.__dict__.get("_action_space")
         if space is None:

@@ -8,10 +8,9 @@ else's) implement.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
-from typing_extensions import Self
 
 from forkgym import noise
 from forkgym.core import handle as handles
@@ -225,8 +224,9 @@ class ForkVerbs:
             raise ValueError(f"fork_many needs a count of at least 0, not {count}")
         lucks = [luck] * count
         if luck.stream is not None:
+            stream, turn = luck.stream, self.turn
             lucks[1:] = [
-                Luck.fresh(noise.stream_id(luck.stream, self.turn, "fork_many", index) or 1) for index in range(1, count)
+                Luck.fresh(noise.stream_id(stream, turn, "fork_many", index) or 1) for index in range(1, count)
             ]
         return [self.fork(luck=chosen) for chosen in lucks]
 

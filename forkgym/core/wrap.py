@@ -1,35 +1,28 @@
 """The verbs for environments that were not written for forkgym: `wrap(env)` and `fork(env)`.
 
-The ways to copy stand in `cloning.py`. A way is chosen and verified at the first fork: two copies that get the same
-actions must answer alike, the original must not notice, and re-execution from the seed must tell the same story.
+The ways to copy stand in `cloning.py`, the test that a way must pass before it is used in `probing.py`.
 """
 
 from __future__ import annotations
 
-import warnings
+import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import gymnasium
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
-from typing_extensions import Self
 
 from forkgym import noise
-from forkgym.core.cloning import AnyEnv, Way, candidate_ways, clone_chain, links_of
+from forkgym.core.cloning import AnyEnv, Way, clone_chain, links_of
 from forkgym.core.env import Family
-from forkgym.core.errors import ForkUnsupportedError, ReplayDivergence, StateError
-from forkgym.core.hashing import canonical
-from forkgym.core.journal import Journal
+from forkgym.core.errors import ForkUnsupportedError
 from forkgym.core.luck import SAME, KeyedLuck, Luck
 from forkgym.core.portable import to_portable
+from forkgym.core.probing import choose
 from forkgym.core.verbs import ForkVerbs
 
 __all__ = ["ForkableWrapper", "fork", "wrap"]
-
-_PROBE_STEPS = 8
-_verified: dict[tuple[Any, ...], str] = {}
-"""Chain description → name of the way that passed its test in this process ("replay" included)."""
 
 
 def fork(env: AnyEnv, *, luck: Luck = SAME) -> Any:
@@ -47,14 +40,13 @@ def fork(env: AnyEnv, *, luck: Luck = SAME) -> Any:
         return env.fork(luck=luck)
     if not isinstance(env, gymnasium.Env):
         raise ForkUnsupportedError(f"fork takes a Gymnasium environment, not a {type(env).__name__}.")
-    reasons: list[str] = []
-    way = _choose(env, None, reasons)
-    if way is None:
+    choice = choose(env, None)
+    if choice.way is None:
         raise ForkUnsupportedError(
-            f"{env} cannot be copied. Tried {'; '.join(reasons)}. Make it with forkgym.make, or call "
+            f"{env} cannot be copied. Tried {'; '.join(choice.reasons)}. Make it with forkgym.make, or call "
             "env = forkgym.wrap(env) before the first reset: then it can be forked by re-execution."
         )
-    child = clone_chain(env, way)
+    child = clone_chain(env, choice.way)
     if luck.stream is not None:
         _refresh_plain(child, luck.stream)
     return child
@@ -103,7 +95,7 @@ class ForkableWrapper(ForkVerbs, gymnasium.Wrapper[Any, Any, Any, Any]):
     # ------------------------------------------------------------------ Gymnasium
 
     @property
-    def spec(self) -> EnvSpec | None:
+    def spec(self) -> EnvSpec | None:  # type: ignore[override]
         """The wrapped chain's spec."""
         return self.env.spec
 
@@ -135,8 +127,6 @@ class ForkableWrapper(ForkVerbs, gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def sample_action(self, rng: np.random.Generator) -> Any:
         """A random action of the chain's action space; the space's own generator is not touched."""
-        import copy
-
         space = copy.deepcopy(self.action_space)
         space.seed(int(rng.integers(2**31)))
         return space.sample()
@@ -258,129 +248,17 @@ class ForkableWrapper(ForkVerbs, gymnasium.Wrapper[Any, Any, Any, Any]):
                 return scratch._way()
             finally:
                 scratch.close()
-        reasons: list[str] = []
-        way = _choose(self.env, self, reasons)
-        if way is None and _verified.get(_description(self.env)) != "replay":
+        choice = choose(self.env, self._reexecuted)
+        if choice.name is None:
             raise ForkUnsupportedError(
-                f"{self._name()} cannot be forked faithfully. Tried {'; '.join(reasons)}. Give the environment "
+                f"{self._name()} cannot be forked faithfully. Tried {'; '.join(choice.reasons)}. Give the environment "
                 "_get_state and _set_state (forkgym.Env), or take the source of its randomness from the seed."
             )
-        return way
+        return choice.way
 
-
-def _description(env: AnyEnv) -> tuple[Any, ...]:
-    spec = env.spec
-    kwargs = "" if spec is None else repr(sorted(spec.kwargs.items(), key=lambda pair: pair[0]))
-    return (*(type(link) for link in links_of(env)), None if spec is None else spec.id, kwargs)
-
-
-def _choose(env: AnyEnv, recorded: ForkableWrapper | None, reasons: list[str]) -> Way | None:
-    """The first way that passes its test; remembered for chains of the same description.
-
-    Args:
-        env: The chain, in an episode.
-        recorded: The wrapper that recorded the episode, where there is one: its re-execution is the reference.
-        reasons: Receives why each way failed.
-    """
-    known = _verified.get(_description(env))
-    ways = list(candidate_ways(env))
-    for way in ways:
-        if way.name == known:
-            return way
-    if known == "replay" and recorded is not None:
-        return None
-    reference = None
-    if recorded is not None:
-        try:
-            reference = recorded._rebuild(_open_journal(recorded))
-        except (ReplayDivergence, ForkUnsupportedError) as error:
-            reasons.append(f"replay: {error}")
-    try:
-        for way in ways:
-            reason = _test(env, way, None if reference is None else reference.env)
-            if reason is None:
-                _verified[_description(env)] = way.name
-                return way
-            reasons.append(f"{way.name}: {reason}")
-        if reference is not None:
-            _verified[_description(env)] = "replay"
-    finally:
-        if reference is not None:
-            reference.close()
-    return None
-
-
-def _open_journal(recorded: ForkableWrapper) -> Journal:
-    return recorded._require_episode("fork")
-
-
-def _test(env: AnyEnv, way: Way, reference: AnyEnv | None) -> str | None:
-    """Why a way is not faithful here, or None if it passed.
-
-    Three stories under the same random actions must agree: of a copy, of a second copy taken after the first was
-    used (the original did not notice), and of a third copy of a copy, or of the re-executed reference.
-    """
-    try:
-        first = clone_chain(env, way)
-        story = _story(first)
-        second = clone_chain(env, way)
-        third = clone_chain(second, way)
-        again = _story(second)
-        if again != story:
-            return "a copy changed the original, or two copies of one state answer the same actions differently"
-        if _story(third) != story:
-            return "a copy of a copy answers the same actions differently"
-        for used in (first, second, third):
-            used.close()
-        if reference is not None and _story_of_reference(reference, way) != story:
-            return "the copy answers the same actions otherwise than the environment re-executed from its seed"
-    except ForkUnsupportedError as error:
-        return str(error)
-    except Exception as error:  # anybody's code may raise anything in a copy that is not sound
-        return f"a copy raised {type(error).__name__}: {error}"
-    return None
-
-
-def _story_of_reference(reference: AnyEnv, way: Way) -> list[bytes]:
-    """The reference's answers; it serves several ways, so a copy of it is asked where one can be had."""
-    del way
-    if _is_spent(reference):
-        return _told[id(reference)]
-    story = _story(reference)
-    _told[id(reference)] = story
-    return story
-
-
-_told: dict[int, list[bytes]] = {}
-
-
-def _is_spent(reference: AnyEnv) -> bool:
-    return id(reference) in _told
-
-
-def _story(env: AnyEnv) -> list[bytes]:
-    """What the environment answers to a few keyed random actions, and where its generator stands then."""
-    rng = noise.generator(0x70726F6265)
-    space = env.action_space
-    story: list[bytes] = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the environment's own warnings were shown when it was really stepped
-        for _ in range(_PROBE_STEPS):
-            space.seed(int(rng.integers(2**31)))
-            observation, reward, terminated, truncated, _info = env.step(space.sample())
-            story.append(_form((observation, reward, terminated, truncated)))
-            if terminated or truncated:
-                break
-    generator = env.unwrapped._np_random
-    story.append(b"" if generator is None else canonical(generator))
-    return story
-
-
-def _form(answer: Any) -> bytes:
-    try:
-        return canonical(answer)
-    except StateError:
-        return repr(answer).encode()
+    def _reexecuted(self) -> AnyEnv:
+        """The chain brought to this state once more, from the seed."""
+        return self._rebuild(self._require_episode("fork")).env
 
 
 def _refresh_plain(child: AnyEnv, stream: int) -> None:
@@ -390,5 +268,5 @@ def _refresh_plain(child: AnyEnv, stream: int) -> None:
         base._refresh_luck(stream)
         return
     generator = base.np_random
-    mixed = int(generator.integers(2**63))
-    generator.bit_generator.state = type(generator.bit_generator)(noise.luck_key(mixed, stream, 0, "np_random", 0)).state
+    key = noise.luck_key(int(generator.integers(2**63)), stream, 0, "np_random", 0)
+    generator.bit_generator.state = type(generator.bit_generator)(key).state

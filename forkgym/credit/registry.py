@@ -58,7 +58,8 @@ def make_algorithm(name: str, **options: Any) -> Algorithm:
     for option in options:
         if option not in known:
             raise UnknownAlgorithm(
-                f"algorithm {name!r} has no option {option!r}{_nearest(option, known)}; its options are {', '.join(known)}"
+                f"algorithm {name!r} has no option {option!r}{_nearest(option, known)}; "
+                f"its options are {', '.join(known)}"
             )
     return factory(**options)
 
@@ -69,7 +70,8 @@ def _factory(name: str) -> Callable[..., Algorithm]:
     found = _entry_points().get(name)
     if found is None:
         raise UnknownAlgorithm(
-            f"no algorithm is named {name!r}{_nearest(name, list_algorithms())}; there are {', '.join(list_algorithms())}"
+            f"no algorithm is named {name!r}{_nearest(name, list_algorithms())}; "
+            f"there are {', '.join(list_algorithms())}"
         )
     factory: Callable[..., Algorithm] = found.load()
     return factory

@@ -119,7 +119,7 @@ class MergedEvidence(msgspec.Struct, frozen=True, kw_only=True):
     anneal_fraction: float = 0.7
 
     def mix(self, progress: float) -> float:
-        """m after ``progress`` (in [0, 1]) of the token budget."""
+        """Mixing weight m after ``progress`` (in [0, 1]) of the token budget."""
         if self.anneal_fraction <= 0.0:
             return self.initial_mix
         return self.initial_mix * max(0.0, 1.0 - progress / self.anneal_fraction)

@@ -1,0 +1,244 @@
+"""Plans an update's branches and learns from what came back: predictor, control variate, cost ratio, scale.
+
+The controller's state is plain data that checkpoints as JSON. Everything it reads for update u was realised in
+earlier updates, so the coins of u are drawn after b and q are fixed. Running branches is ``rollout``'s job.
+
+Source: Twice §4.3 and appendix B.5; ALGORITHMS "Twice" points 2-6 and "Doubly robust twins".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from forkgym.credit.protocol import Branching, CoinSelector, ScoreSelector
+from forkgym.credit.selectors import select_by_score
+from forkgym.noise import coin
+from forkgym.rollout.trace import Branch, Decision, Episode
+from forkgym.schedule.budget import propensities, solve_multiplier
+from forkgym.schedule.predictor import FEATURES, Discordance, RidgeRegression, decision_features
+
+__all__ = ["ControllerState", "make_decisions", "plan_branches", "same_evidence_probability", "settle"]
+
+RUNNING_DECAY = 0.9
+LOWEST_DISCORDANCE = 1e-3
+LEARNED_INPUTS = 2 * len(FEATURES)
+
+
+class ControllerState(msgspec.Struct, kw_only=True):
+    """What earlier updates taught.
+
+    Attributes:
+        discordance: The predictor η̂.
+        advantage: The learned control variate b.
+        cost_ratio: Running ratio of real to predicted branch tokens.
+        squared_same: Running mean of (D − b)² where the alternative brought the same evidence.
+        squared_different: The same where it brought different evidence.
+        squared_credit: Running mean of Â² over all decisions (``running`` scale), ``None`` before the first update.
+    """
+
+    discordance: Discordance = msgspec.field(default_factory=Discordance)
+    advantage: RidgeRegression = msgspec.field(default_factory=lambda: RidgeRegression(size=LEARNED_INPUTS))
+    cost_ratio: float = 1.0
+    squared_same: float = 0.25
+    squared_different: float = 1.0
+    squared_credit: float | None = None
+
+    @property
+    def running_scale(self) -> float | None:
+        """σ̂ from earlier updates, ``None`` before there is one."""
+        return None if self.squared_credit is None else math.sqrt(self.squared_credit)
+
+
+def make_decisions(groups: Sequence[Sequence[Episode]]) -> list[Decision]:
+    """One unplanned decision per factual turn in canonical order (group, member, turn), cost and features filled in."""
+    decisions: list[Decision] = []
+    for group in groups:
+        success = math.fsum(episode.utility for episode in group) / len(group)
+        for episode in group:
+            decisions.extend(_decision(episode, turn.index, success) for turn in episode.turns)
+    return decisions
+
+
+def plan_branches(
+    decisions: Sequence[Decision],
+    episodes: dict[int, Episode],
+    branching: Branching,
+    state: ControllerState,
+    update: int,
+) -> float:
+    """Fill in η̂, b, q, the coin and the choice of every decision, in place.
+
+    Args:
+        decisions: All decisions of the update in canonical order.
+        episodes: Factual episodes by key.
+        branching: The algorithm's branching.
+        state: What earlier updates taught.
+        update: Update number.
+
+    Returns:
+        λ, the budget multiplier (0 for score selectors and in warm-up).
+    """
+    baselines = _control_variates(decisions, branching, state)
+    for decision, baseline in zip(decisions, baselines, strict=True):
+        decision.discordance = state.discordance.predict(decision.features)
+        if branching.control_variate == "sign":
+            baseline = decision.discordance * (2.0 * decision.utility - 1.0)
+        decision.baseline = baseline
+    if isinstance(branching.selector, ScoreSelector):
+        by_episode: dict[int, list[Decision]] = {}
+        for decision in decisions:
+            by_episode.setdefault(decision.episode, []).append(decision)
+        for key, own in by_episode.items():
+            select_by_score(branching.selector, episodes[key], own)
+        return 0.0
+    return _toss_coins(decisions, episodes, branching.selector, branching.plan.pairs, state, update)
+
+
+def same_evidence_probability(decision: Decision, branching: Branching, state: ControllerState) -> float:
+    """q_same of one decision: the plan's, or ≈ √(m_same/m_diff) with q·q_same ≥ q_min where it is adaptive."""
+    if not branching.adaptive_same_evidence or not isinstance(branching.selector, CoinSelector):
+        return branching.plan.same_evidence_probability
+    ratio = math.sqrt(state.squared_same / max(state.squared_different, 1e-9))
+    floor = branching.selector.minimum_propensity / decision.propensity if decision.propensity > 0.0 else 1.0
+    return min(1.0, max(ratio, floor))
+
+
+def settle(
+    decisions: Sequence[Decision], branching: Branching, state: ControllerState, *, credited: bool
+) -> None:
+    """Fold an update's realised branches into the state, in canonical order.
+
+    Args:
+        decisions: The update's decisions, branches run and (when ``credited``) credit estimated.
+        branching: The algorithm's branching.
+        state: Changed in place.
+        credited: Whether decisions carry Horvitz-Thompson credit to fold into the running scale.
+    """
+    realised = [
+        (decision, branch) for decision in decisions if decision.branched for branch in decision.realised()
+    ]
+    weights = [_inverse_probability(decision, branch) for decision, branch in realised]
+    centre = branching.control_variate != "zero"
+    squares = [
+        min(1.0, (branch.difference - (decision.baseline if centre else 0.0)) ** 2) for decision, branch in realised
+    ]
+    state.discordance.fold([decision.features for decision, _ in realised], squares, weights)
+    if branching.control_variate == "learned":
+        state.advantage.fold(
+            [_learned_inputs(decision) for decision, _ in realised],
+            [branch.difference for _, branch in realised],
+            weights,
+        )
+    _settle_evidence(realised, squares, state)
+    _settle_cost(decisions, branching.plan.pairs, state)
+    if credited:
+        values = [decision.credit for decision in decisions if decision.credit is not None]
+        if values:
+            mean_square = math.fsum(value * value for value in values) / len(values)
+            previous = state.squared_credit
+            state.squared_credit = (
+                mean_square if previous is None else RUNNING_DECAY * previous + (1.0 - RUNNING_DECAY) * mean_square
+            )
+
+
+def _decision(episode: Episode, turn: int, group_success: float) -> Decision:
+    here = episode.turns[turn]
+    return Decision(
+        episode=episode.key,
+        update=episode.update,
+        group=episode.group,
+        member=episode.member,
+        turn=turn,
+        terminal=here.terminal,
+        utility=episode.utility,
+        features=decision_features(episode, turn, group_success),
+        cost=float(len(here.tokens) + episode.generated_after(turn)),
+    )
+
+
+def _toss_coins(
+    decisions: Sequence[Decision],
+    episodes: dict[int, Episode],
+    selector: CoinSelector,
+    pairs: int,
+    state: ControllerState,
+    update: int,
+) -> float:
+    multiplier = 0.0
+    if update < selector.warmup_updates:
+        chosen = [selector.warmup_propensity] * len(decisions)
+    else:
+        ratio = state.cost_ratio if selector.correct_cost else 1.0
+        costs = [max(1.0, decision.cost) * ratio * (2 * pairs - 1) for decision in decisions]
+        weights = [
+            _allocation_weight(selector, decision, episodes[decision.episode], cost)
+            for decision, cost in zip(decisions, costs, strict=True)
+        ]
+        factual = sum(episode.generated_tokens for episode in episodes.values())
+        multiplier = solve_multiplier(
+            weights, costs, selector.budget_fraction * factual, selector.minimum_propensity
+        )
+        chosen = propensities(weights, multiplier, selector.minimum_propensity)
+    for decision, q in zip(decisions, chosen, strict=True):
+        decision.propensity = q
+        decision.coin = coin(decision.episode, decision.turn, "branch")
+        decision.branched = decision.coin < q
+    return multiplier
+
+
+def _allocation_weight(selector: CoinSelector, decision: Decision, episode: Episode, cost: float) -> float:
+    predicted = max(decision.discordance, LOWEST_DISCORDANCE)
+    if selector.rule == "uniform":
+        return 1.0
+    if selector.rule == "mixed-outcome":
+        success = decision.features[0]
+        return 2.0 * success * (1.0 - success)
+    if selector.rule == "sqrt-score":
+        predicted *= math.fsum(episode.turns[decision.turn].collisions)
+    return math.sqrt(predicted / cost)
+
+
+def _control_variates(decisions: Sequence[Decision], branching: Branching, state: ControllerState) -> list[float]:
+    if branching.control_variate != "learned":
+        return [0.0] * len(decisions)
+    predicted = state.advantage.predict_many([_learned_inputs(decision) for decision in decisions])
+    return [min(1.0, max(-1.0, value)) for value in predicted]
+
+
+def _learned_inputs(decision: Decision) -> list[float]:
+    """Features and their interaction with the outcome: b is the advantage of *this* outcome's episode."""
+    return [*decision.features, *(decision.utility * value for value in decision.features)]
+
+
+def _inverse_probability(decision: Decision, branch: Branch) -> float:
+    return 1.0 / (decision.propensity * (branch.continuation_probability if branch.same_evidence else 1.0))
+
+
+def _settle_evidence(
+    realised: Sequence[tuple[Decision, Branch]], squares: Sequence[float], state: ControllerState
+) -> None:
+    same = [
+        square
+        for (_, branch), square in zip(realised, squares, strict=True)
+        if branch.same_evidence and not branch.self_twin
+    ]
+    different = [
+        square
+        for (_, branch), square in zip(realised, squares, strict=True)
+        if not branch.same_evidence and not branch.self_twin
+    ]
+    if same:
+        state.squared_same = RUNNING_DECAY * state.squared_same + (1 - RUNNING_DECAY) * math.fsum(same) / len(same)
+    if different:
+        mean = math.fsum(different) / len(different)
+        state.squared_different = RUNNING_DECAY * state.squared_different + (1 - RUNNING_DECAY) * mean
+
+
+def _settle_cost(decisions: Sequence[Decision], pairs: int, state: ControllerState) -> None:
+    predicted = math.fsum(max(1.0, decision.cost) * (2 * pairs - 1) for decision in decisions if decision.branched)
+    real = sum(branch.generated_tokens for decision in decisions for branch in decision.branches)
+    if predicted > 0.0 and real > 0:
+        state.cost_ratio = min(10.0, max(0.05, 0.7 * state.cost_ratio + 0.3 * real / predicted))

@@ -87,8 +87,7 @@ class TableReader:
             if isinstance(value, dict):
                 return self.read(nested, value, f"{dotted}.")
             self.problems.append(
-                f"{self._called(dotted)} is {show_value(value)}, but it is a section; write it as a table "
-                f"[{dotted}]."
+                f"{self._called(dotted)} is {show_value(value)}, but it is a section; write it as a table [{dotted}]."
             )
             return None
         known = len(self.problems)
@@ -98,9 +97,7 @@ class TableReader:
         try:
             return msgspec.convert(value, kind)
         except msgspec.ValidationError:
-            self.problems.append(
-                f"{self._called(dotted)} is {show_value(value)}, expected {describe_type(kind)}."
-            )
+            self.problems.append(f"{self._called(dotted)} is {show_value(value)}, expected {describe_type(kind)}.")
             return None
 
     def _check_plain(self, value: Any, dotted: str) -> None:
@@ -111,6 +108,10 @@ class TableReader:
                 self._check_plain(item, dotted)
         elif isinstance(value, float) and not math.isfinite(value):
             self.problems.append(f"{self._called(dotted)} is {value}, expected a finite number.")
+        elif isinstance(value, int) and not -_LARGEST <= value <= _LARGEST:
+            self.problems.append(f"{self._called(dotted)} is {value}, expected an integer below 2**63.")
+        elif isinstance(value, str) and not _is_unicode(value):
+            self.problems.append(f"{self._called(dotted)} is {value!r}, which is not valid UTF-8 text.")
         elif value is not None and not isinstance(value, bool | int | float | str):
             self.problems.append(
                 f"{self._called(dotted)} is a {type(value).__name__}, "
@@ -231,3 +232,8 @@ def _range(info: Any) -> str:
     ]
     said = [form.format(f"{bound:g}") for bound, form in words if bound is not None]
     return f" {' and '.join(said)}" if said else ""
+
+
+def _is_unicode(text: str) -> bool:
+    # Arguments of a command that are not UTF-8 reach Python as lone surrogates.
+    return not any("\ud800" <= character <= "\udfff" for character in text)

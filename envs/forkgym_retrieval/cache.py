@@ -176,9 +176,7 @@ def _load(files: Mapping[str, tuple[str, ...]], corpus: str | None) -> Dataset:
             'object a line, {"id": "7", "contents": "\\"Title\\"\\nText of the passage"}'
         )
     passages = tuple(union.values())
-    return Dataset(
-        splits, _retrievers.get(tuple(sorted(union)), lambda: _index(passages, "the questions' passages"))
-    )
+    return Dataset(splits, _retrievers.get(tuple(sorted(union)), lambda: _index(passages, "the questions' passages")))
 
 
 def _index(passages: tuple[Passage, ...], source: str) -> CachedRetriever:

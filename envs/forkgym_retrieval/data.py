@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import msgspec
 
-from forkgym.core.errors import ForkgymError
+from forkgym.core import ForkgymError
 from forkgym_retrieval.retrievers import Passage
 
 __all__ = ["DataError", "LoadedQuestions", "Question", "load_corpus", "load_questions", "resolve_path"]
@@ -160,9 +160,7 @@ def resolve_path(path: str | os.PathLike[str]) -> Path:
     if given.is_dir():
         raise DataError(f"{given} is a directory; name the JSON Lines file inside it")
     looked = " and ".join(str(c) for c in candidates)
-    raise DataError(
-        f"there is no file {looked}; check the path, or set {DATA_VARIABLE} to the directory with the data"
-    )
+    raise DataError(f"there is no file {looked}; check the path, or set {DATA_VARIABLE} to the directory with the data")
 
 
 def passage_id(title: str, text: str) -> str:
@@ -187,9 +185,7 @@ def _question(
     own: dict[str, bool] = {}
     for field in record.passages:
         if not field.text.strip() and not field.title.strip():
-            raise _error(
-                file, number, "one of the `passages` has neither title nor text", "remove or fill it"
-            )
+            raise _error(file, number, "one of the `passages` has neither title nor text", "remove or fill it")
         key = passage_id(field.title, field.text)
         passages.setdefault(key, Passage(key, field.title, field.text))
         own[key] = own.get(key, False) or field.gold

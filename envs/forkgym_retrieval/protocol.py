@@ -123,9 +123,7 @@ def format_passages(passages: Sequence[Passage]) -> str:
     The title keeps the quotation marks that it has in the corpus file, as models trained with Search-R1 saw
     it.
     """
-    lines = (
-        f'Doc {i}(Title: "{passage.title}") {passage.text}' for i, passage in enumerate(passages, start=1)
-    )
+    lines = (f'Doc {i}(Title: "{passage.title}") {passage.text}' for i, passage in enumerate(passages, start=1))
     return escape_tags("\n".join(lines)).strip()
 
 

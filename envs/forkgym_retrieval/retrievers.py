@@ -204,9 +204,7 @@ class BM25Retriever:
             for passage in self._passages
         ]
         if not vocabulary:
-            raise ValueError(
-                "no passage of the corpus has any index term; is the tokenizer right for this language?"
-            )
+            raise ValueError("no passage of the corpus has any index term; is the tokenizer right for this language?")
         # Double precision: the order of float32 sums would show in the sixth decimal of a score above 8.
         index = _import_bm25s().BM25(k1=k1, b=b, method="lucene", dtype="float64", backend="numpy")
         # bm25s adds an empty term to the dictionary it is given; ours stays as it is.
@@ -273,7 +271,5 @@ def _import_bm25s() -> Any:
     try:
         import bm25s
     except ImportError as error:
-        raise ImportError(
-            "BM25 retrieval needs the package bm25s; run `pip install 'forkgym[retrieval]'`"
-        ) from error
+        raise ImportError("BM25 retrieval needs the package bm25s; run `pip install 'forkgym[retrieval]'`") from error
     return bm25s

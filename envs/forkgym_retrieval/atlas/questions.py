@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import lru_cache
+from itertools import combinations
 from math import ceil
 from typing import Final
 
 import msgspec
 
 from forkgym_retrieval.atlas import phrases
-from forkgym_retrieval.atlas.world import World, keyed_rank, load_world
+from forkgym_retrieval.atlas.world import TOP_K, World, keyed_rank, load_world
 
 SPLITS: Final = ("train", "dev", "test", "test_chain", "test_both")
 
@@ -42,7 +43,10 @@ DEV_SHARE: Final = 0.08
 TEST_SHARE: Final = 0.22
 """Shares of the countries whose questions (by the start entity's own country) are held out."""
 
-MAX_ANSWER_SHARE: Final = 0.04
+MAX_GOLDS: Final = 6
+"""Questions with more right answers (a neighbour of China has fourteen) are left out: too easy to guess."""
+
+MAX_ANSWER_SHARE: Final = 0.035
 """Largest share of a chain's questions, in a split, that one answer may serve: guessing must not pay."""
 
 CHAIN_QUOTA: Final = {1: 120, 2: 120, 3: 150, 4: 500}
@@ -159,14 +163,14 @@ def split_of(home: str, chain: str) -> str:
 
 
 def _splits(world: World) -> dict[str, tuple[Question, ...]]:
-    together = _neighbours_in_text(world)
+    together = _shown_together(world)
     by_chain: dict[tuple[str, str], list[Question]] = defaultdict(list)
     for chain in chains():
         for start, home in _starts(world, chain.split(">")[0]):
             golds = answers(world, chain, start)
             hops = chain.count(">")
-            # One passage that names both would give the answer to a first search, and the hops would be for show.
-            if golds and start not in golds and (hops == 1 or together[start].isdisjoint(golds)):
+            # If one search for the start could show an answer, the hops would be for show.
+            if 0 < len(golds) <= MAX_GOLDS and start not in golds and (hops == 1 or together[start].isdisjoint(golds)):
                 question = _question(chain, start, golds)
                 by_chain[split_of(home, chain), chain].append(question)
     found: dict[str, list[Question]] = {split: [] for split in SPLITS}
@@ -184,12 +188,21 @@ def _starts(world: World, kind: str) -> Iterator[tuple[str, str]]:
                 yield entity, home[0]
 
 
-def _neighbours_in_text(world: World) -> dict[str, set[str]]:
+def _shown_together(world: World) -> dict[str, set[str]]:
+    """Entity to all names that one search for it, with one or two relation words, can show."""
     found: dict[str, set[str]] = defaultdict(set)
+    passages: dict[str, int] = defaultdict(int)
     for sentence in world.sentences:
         named = {sentence.subject, *sentence.objects} - {""}
         for name in named:
             found[name] |= named
+            passages[name] += 1
+    # Where fewer passages name an entity than a search shows, the best ones for the relation words fill up.
+    queries = [*phrases.INDEX_WORDS, *map(" ".join, combinations(sorted(phrases.INDEX_WORDS), 2))]
+    fillers = {token for query in queries for number in world.search(query) for token in world.sentences[number].tokens}
+    for name, count in passages.items():
+        if count < TOP_K:
+            found[name] |= fillers
     return found
 
 

@@ -18,6 +18,8 @@ import msgspec
 from msgspec import Meta
 
 from forkgym.core.errors import nearest
+from forkgym.learn.config import LearnerConfig
+from forkgym.learn.config import LoraConfig as LearnerLoraConfig
 from forkgym.train.tables import (
     ConfigError,
     TableReader,
@@ -45,6 +47,7 @@ __all__ = [
     "config_digest",
     "config_from_json",
     "config_to_json",
+    "learner_config",
     "load_config",
     "parse_config",
     "resolve_checkpoint",
@@ -58,9 +61,7 @@ Fraction = Annotated[float, Meta(ge=0, lt=1)]
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 Text = Annotated[str, Meta(min_length=1)]
 
-MAY_CHANGE = frozenset(
-    {"run.name", "run.directory", "checkpoint.every", "checkpoint.keep", "evaluation.every"}
-)
+MAY_CHANGE = frozenset({"run.name", "run.directory", "checkpoint.every", "checkpoint.keep", "evaluation.every"})
 """Keys that may differ on resume: they move or space out files, never change numbers of the training."""
 
 
@@ -99,20 +100,22 @@ class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True):
         checkpoint: Directory of a Hugging Face checkpoint, or ``package:PACKAGE/PATH`` for one inside an
             installed package.
         device: Where engine, noise and learner compute; ``auto`` takes a GPU if there is one.
-        forward: Whose forward pass decodes: ``own`` (batch-invariant, CPU, tiny models), ``transformers``
-            (any model), or ``auto``: ``own`` where it can.
+        forward: Whose forward pass decodes: ``invariant`` (our own, CPU; a turn's logits do not depend on what else
+            is in the batch), ``huggingface`` (the model's own code), or ``auto``: ``invariant`` where it can.
         max_running: Most turns that are decoded at once.
         max_turn_tokens: Most tokens in one turn, the end-of-turn token included.
-        renderer: How messages become tokens: ``tiny`` (word-level), ``chat`` (the tokenizer's chat template),
-            or ``auto``: by the checkpoint.
+        max_context: Most tokens of a context plus one turn.
+        renderer: How messages become tokens: ``tiny`` (word-level), ``plain`` (text as it is), ``template`` (the
+            tokenizer's chat template), or ``auto``: by the checkpoint.
     """
 
     checkpoint: Text
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    forward: Literal["auto", "own", "transformers"] = "auto"
+    forward: Literal["auto", "invariant", "huggingface"] = "auto"
     max_running: Count = 64
     max_turn_tokens: Count = 32
-    renderer: Literal["auto", "tiny", "chat"] = "auto"
+    max_context: Count = 512
+    renderer: Literal["auto", "tiny", "plain", "template"] = "auto"
 
 
 class AlgorithmConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,14 +136,14 @@ class LoraConfig(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         rank: Rank of the adapters.
         alpha: Scale; the adapter's output is multiplied by alpha/rank.
-        dropout: Dropout probability on the adapter's input while learning.
-        target_modules: Names of the adapted linear layers; ``["all-linear"]`` adapts all of them.
+        target_modules: Names of the adapted linear layers; ``["all-linear"]`` adapts all but the head.
+        rank_stabilised: Multiply by alpha/√rank instead.
     """
 
     rank: Count = 16
     alpha: Positive = 32.0
-    dropout: Fraction = 0.0
     target_modules: Annotated[tuple[Text, ...], Meta(min_length=1)] = ("all-linear",)
+    rank_stabilised: bool = False
 
 
 class OptimiserConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,18 +157,22 @@ class OptimiserConfig(msgspec.Struct, frozen=True, kw_only=True):
         gradient_clip: Largest global gradient norm; 0 does not clip.
         minibatch: Episodes per optimiser step; 0 takes the whole update as one batch.
         epochs: Passes over each update's episodes.
-        max_tokens_per_forward: Tokens packed into one forward pass (changes memory and time only).
+        max_tokens_per_forward: Most tokens of one forward pass; gradients accumulate over several.
+        dtype: Compute type of the learner; trained parameters and optimiser state are float32 either way.
+        threads: CPU threads of the learner; bit-exact reproduction is promised for 1.
         lora: Low-rank adapters.
     """
 
     learning_rate: Positive = 3e-4
-    betas: tuple[Fraction, Fraction] = (0.9, 0.95)
+    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
     weight_decay: NonNegative = 0.0
     warmup_updates: CountOrZero = 0
     gradient_clip: NonNegative = 1.0
     minibatch: CountOrZero = 0
     epochs: Count = 1
     max_tokens_per_forward: Count = 8192
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    threads: Count = 1
     lora: LoraConfig | None = None
 
 
@@ -286,9 +293,7 @@ def load_config(path: str | PathLike[str], overrides: Sequence[str] = ()) -> Tra
             str(file), [f"byte {error.start + 1} is not UTF-8; a configuration is a UTF-8 text file in TOML."]
         ) from error
     except OSError as error:
-        raise ConfigError(
-            str(file), [f"the file cannot be read ({error.strerror}); check its permissions."]
-        ) from error
+        raise ConfigError(str(file), [f"the file cannot be read ({error.strerror}); check its permissions."]) from error
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -366,9 +371,7 @@ def config_from_json(text: str | bytes) -> TrainConfig:
     try:
         return msgspec.json.decode(text, type=TrainConfig)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            "stored configuration", [f"it does not fit this version of forkgym: {error}."]
-        ) from error
+        raise ConfigError("stored configuration", [f"it does not fit this version of forkgym: {error}."]) from error
 
 
 def config_digest(config: TrainConfig) -> str:
@@ -405,6 +408,35 @@ def check_resumable(old: TrainConfig, new: TrainConfig) -> None:
                 "resume it, or start a new run under another name (--set run.name=NAME)."
             ],
         )
+
+
+def learner_config(config: TrainConfig) -> LearnerConfig:
+    """The learner's settings that follow from a configuration."""
+    optimiser = config.optimiser
+    lora = None
+    if optimiser.lora is not None:
+        modules = optimiser.lora.target_modules
+        lora = LearnerLoraConfig(
+            rank=optimiser.lora.rank,
+            alpha=optimiser.lora.alpha,
+            target_modules="all-linear" if modules == ("all-linear",) else modules,
+            rank_stabilised=optimiser.lora.rank_stabilised,
+        )
+    return LearnerConfig(
+        learning_rate=optimiser.learning_rate,
+        betas=optimiser.betas,
+        weight_decay=optimiser.weight_decay,
+        warmup_updates=optimiser.warmup_updates,
+        gradient_clip=optimiser.gradient_clip,
+        minibatch=optimiser.minibatch,
+        epochs=optimiser.epochs,
+        max_tokens_per_forward=optimiser.max_tokens_per_forward,
+        dtype=optimiser.dtype,
+        threads=optimiser.threads,
+        device=config.policy.device,
+        lora=lora,
+        seed=config.run.seed,
+    )
 
 
 def resolve_checkpoint(checkpoint: str) -> Path:

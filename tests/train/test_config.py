@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from forkgym.train.config import (
     MAY_CHANGE,
     ConfigError,
-    TrainConfig,
     changed_keys,
     check_resumable,
     config_digest,
     config_from_json,
     config_to_json,
+    learner_config,
     load_config,
     parse_config,
     resolve_checkpoint,
@@ -57,7 +57,7 @@ def test_a_minimal_file_gets_defaults_for_the_rest(file: Path) -> None:
     assert config.env.id == "retrieval/Atlas-v0"
     assert config.algorithm.name == "twice"
     assert config.algorithm.arguments == {"budget_fraction": 0.5}
-    assert config.optimiser.betas == (0.9, 0.95)
+    assert config.optimiser.betas == (0.9, 0.999)
     assert config.optimiser.lora is None
     assert config.run_directory == Path("runs/twice-retrieval-Atlas-v0-seed0")
 
@@ -230,6 +230,20 @@ def test_a_key_that_changes_the_numbers_may_not_change_on_resume(file: Path, ove
     assert key in [name for name, _, _ in changed_keys(old, new)]
     with pytest.raises(ConfigError, match=re.escape(key)):
         check_resumable(old, new)
+
+
+def test_the_learner_gets_every_setting_of_the_optimiser(file: Path) -> None:
+    overrides = ["run.seed=7", "policy.device=cpu", "optimiser.epochs=3", "optimiser.betas=[0.5, 0.6]"]
+    plain = learner_config(load_config(file, overrides))
+    assert (plain.seed, plain.device, plain.epochs, plain.betas, plain.lora) == (7, "cpu", 3, (0.5, 0.6), None)
+    adapted = learner_config(load_config(file, ["optimiser.lora.rank=4"])).lora
+    assert adapted is not None
+    assert (adapted.rank, adapted.target_modules) == (4, "all-linear")
+    some = learner_config(load_config(file, ["optimiser.lora.target_modules=['q_proj']"])).lora
+    assert some is not None
+    assert some.target_modules == ("q_proj",)
+    for field in msgspec.structs.fields(type(load_config(file).optimiser)):
+        assert hasattr(plain, field.name), f"optimiser.{field.name} reaches nobody"
 
 
 def test_a_checkpoint_is_found_by_path_and_inside_a_package(tmp_path: Path) -> None:

@@ -1,0 +1,148 @@
+"""Build what a run needs from its configuration: environment maker, policy, engine, learner.
+
+Heavy imports (torch, transformers) happen inside the functions, so that reading a configuration stays light.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import forkgym
+from forkgym.core import TextEnv
+from forkgym.credit.protocol import Algorithm
+from forkgym.policy.chat import Renderer
+from forkgym.train.config import EnvironmentConfig, PolicyConfig, TrainConfig, resolve_checkpoint
+
+if TYPE_CHECKING:
+    from forkgym.learn.learner import Learner
+    from forkgym.policy.torch_engine import TorchEngine
+
+__all__ = ["build_engine", "build_learner", "environment_maker", "load_policy", "save_policy"]
+
+
+def environment_maker(config: EnvironmentConfig) -> Callable[[], TextEnv]:
+    """A function that makes a fresh environment; made once here so that a bad configuration fails early.
+
+    Raises:
+        TypeError: The environment is not a text environment (it has no conversation to train a language model on).
+    """
+
+    def make() -> TextEnv:
+        env = forkgym.make(config.id, **config.kwargs)
+        if not isinstance(env, TextEnv):
+            raise TypeError(
+                f"environment {config.id!r} is not a TextEnv: training a language model needs messages(), parse() and "
+                "text observations; see docs/environments.md"
+            )
+        return env
+
+    make().close()
+    return make
+
+
+def load_policy(config: PolicyConfig, make_env: Callable[[], TextEnv]) -> tuple[Any, Any, Renderer]:
+    """Load the model, its tokenizer and the renderer that suits both.
+
+    ``renderer = "auto"`` takes the tiny renderer for a tiny-policy checkpoint (its vocabulary is checked against the
+    environment's) and the tokenizer's chat template otherwise.
+
+    Returns:
+        Model, tokenizer, renderer.
+
+    Raises:
+        ConfigError: No such checkpoint directory.
+        ValueError: The checkpoint belongs to another vocabulary, or has no chat template.
+    """
+    from forkgym.policy.chat import PlainRenderer, TemplateRenderer, TinyRenderer
+    from forkgym.policy.tiny import load_checkpoint
+
+    path = resolve_checkpoint(config.checkpoint)
+    kind = config.renderer
+    if kind == "tiny" or (kind == "auto" and _is_tiny(path)):
+        env = make_env()
+        try:
+            vocabulary = env.vocabulary()
+        finally:
+            env.close()
+        model, tokenizer = load_checkpoint(path, vocabulary)
+        return model, tokenizer, TinyRenderer(tokenizer)
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, local_files_only=True).eval()
+    tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+    if kind == "chat" or tokenizer.chat_template:
+        return model, tokenizer, TemplateRenderer(tokenizer, vocabulary_size=model.config.vocab_size)
+    return model, tokenizer, PlainRenderer(tokenizer, vocabulary_size=model.config.vocab_size)
+
+
+def save_policy(path: Path, model: Any, tokenizer: Any, make_env: Callable[[], TextEnv]) -> None:
+    """Save a trained policy as a Hugging Face checkpoint, with the tiny policy's vocabulary record where there is one."""
+    from forkgym.policy.chat import EOT
+    from forkgym.policy.tiny import save_checkpoint
+
+    if EOT in tokenizer.get_vocab():
+        env = make_env()
+        try:
+            save_checkpoint(path, model, tokenizer, env.vocabulary())
+        finally:
+            env.close()
+        return
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+
+
+def build_engine(config: PolicyConfig, model: Any, renderer: Renderer, *, version: int) -> TorchEngine:
+    """An engine that serves a copy of ``model`` as ``version``."""
+    from forkgym.policy.torch_engine import TorchEngine
+
+    forward = {"auto": "auto", "own": "invariant", "transformers": "huggingface"}[config.forward]
+    return TorchEngine(
+        model,
+        renderer,
+        device=config.device,
+        max_running=config.max_running,
+        forward=forward,  # type: ignore[arg-type]  # the mapping's values are the engine's names
+        version=version,
+    )
+
+
+def build_learner(config: TrainConfig, model: Any, algorithm: Algorithm) -> Learner:
+    """A learner that trains ``model`` in place."""
+    from forkgym.learn.config import LearnerConfig, LoraConfig
+    from forkgym.learn.learner import Learner
+
+    optimiser = config.optimiser
+    lora = optimiser.lora
+    return Learner(
+        model,
+        algorithm.loss,
+        LearnerConfig(
+            learning_rate=optimiser.learning_rate,
+            betas=optimiser.betas,
+            weight_decay=optimiser.weight_decay,
+            warmup_updates=optimiser.warmup_updates,
+            gradient_clip=optimiser.gradient_clip,
+            minibatch=optimiser.minibatch,
+            epochs=optimiser.epochs,
+            max_tokens_per_forward=optimiser.max_tokens_per_forward,
+            device=config.policy.device,
+            lora=None
+            if lora is None
+            else LoraConfig(
+                rank=lora.rank,
+                alpha=lora.alpha,
+                target_modules="all-linear" if lora.target_modules == ("all-linear",) else lora.target_modules,
+            ),
+            seed=config.run.seed,
+        ),
+        temperature=algorithm.rollout.temperature,
+        top_p=algorithm.rollout.top_p,
+    )
+
+
+def _is_tiny(path: Path) -> bool:
+    """Whether the directory holds a tiny policy: only that keeps a record of its environment's vocabulary."""
+    return (path / "vocabulary.json").is_file()

@@ -11,6 +11,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
+from typing_extensions import override
+
 from forkgym.report.tables import Style, format_cell, render_table
 from forkgym.train.config import TrainConfig
 from forkgym.train.progress import Progress
@@ -93,21 +95,26 @@ class PlainProgress(Progress):
         self.console = console
         self._began = time.perf_counter()
 
+    @override
     def started(self, config: TrainConfig, *, update: int) -> None:
         verb = "resume" if update else "start"
         self.console.line(
             f"{verb} {config.run_directory} at update {update}: {config.algorithm.name} on {config.env.id}"
         )
 
+    @override
     def updated(self, update: int, metrics: Mapping[str, Any]) -> None:
         self.console.line(f"update {update}  {_pairs(metrics)}  elapsed {self._elapsed()}")
 
+    @override
     def evaluated(self, update: int, name: str, metrics: Mapping[str, Any]) -> None:
         self.console.line(f"evaluation {update} {name}  {_pairs(metrics)}")
 
+    @override
     def message(self, text: str) -> None:
         self.console.message(text)
 
+    @override
     def finished(self) -> None:
         self.console.line(f"done in {self._elapsed()}")
 
@@ -131,6 +138,7 @@ class LiveProgress(Progress):
         self._title = ""
         self._live = Live(console=RichConsole(file=console.output), auto_refresh=False)
 
+    @override
     def started(self, config: TrainConfig, *, update: int) -> None:
         self._title = f"{config.run_name}: {config.algorithm.name} on {config.env.id}, {_goal(config)}"
         self._live.start()
@@ -138,19 +146,24 @@ class LiveProgress(Progress):
             self.message(f"resumed at update {update}")
         self._draw()
 
+    @override
     def updated(self, update: int, metrics: Mapping[str, Any]) -> None:
         self._rows = [*self._rows, {"update": update, **_scalars(metrics)}][-_LIVE_ROWS:]
         self._draw()
 
+    @override
     def evaluated(self, update: int, name: str, metrics: Mapping[str, Any]) -> None:
         self.message(f"evaluation at update {update}, {name}: {_pairs(metrics)}")
 
+    @override
     def message(self, text: str) -> None:
         self._live.console.print(text, markup=False, highlight=False)
 
+    @override
     def finished(self) -> None:
         self._live.stop()
 
+    @override
     def request_stop(self) -> None:
         super().request_stop()
         self._draw()

@@ -1,4 +1,4 @@
-"""`Env`: a Gymnasium environment with the verbs. An author writes `_reset`, `_step` and the cheapest way to carry state.
+"""`Env`: a Gymnasium environment with the verbs. An author writes `_reset`, `_step` and a way to carry state.
 
 Text environments stand in `text.py`, other people's environments in `wrap.py`.
 """
@@ -14,7 +14,7 @@ import numpy as np
 
 from forkgym.core.errors import ActionError, ForkUnsupportedError, StateError, TaskError
 from forkgym.core.hashing import canonical, copy_state, generator_state
-from forkgym.core.luck import KeyedLuck
+from forkgym.core.luck import KeyedLuck, episode_of_seed
 from forkgym.core.portable import plain, to_portable
 from forkgym.core.verbs import ForkVerbs
 from forkgym.noise import generator as keyed_generator
@@ -134,7 +134,7 @@ class Env(ForkVerbs, gymnasium.Env[Any, Any]):
         count = self.splits[split]
         task = options.get("task")
         if task is None:
-            key = luck_key(self.luck.episode, 0, 0, f"task of {split}", 0)
+            key = luck_key(episode_of_seed(seed), 0, 0, f"task of {split}", 0)
             return split, int(keyed_generator(key).integers(count))
         if isinstance(task, bool) or not isinstance(task, int) or not 0 <= task < count:
             raise TaskError(f"Task {task!r} is not one of the {count} tasks of split {split!r} (0 to {count - 1}).")
@@ -253,8 +253,10 @@ class Env(ForkVerbs, gymnasium.Env[Any, Any]):
                 f"{type(self).__name__}._fork() returned {child!r}; it must return a new {type(self).__name__}."
             )
         child.spec = self.spec
+        child._closed = False
         child._limit_given = self._limit_given
         child._init_args = self._init_args
+        child._np_random = None  # an author who copies __dict__ would share the generator
         child._luck = self._luck.copy()
         child._journal = self._journal.copy() if self._journal is not None else None
         child._generator_install(*self._generator_capture())
@@ -267,11 +269,9 @@ class Env(ForkVerbs, gymnasium.Env[Any, Any]):
 
     def _generator_install(self, state: dict[str, Any] | None, seed: int | None, used: bool) -> None:
         if state is not None:
-            if (
-                self._np_random is None
-                or self._np_random.bit_generator.state["bit_generator"] != state["bit_generator"]
-            ):
-                self._np_random = np.random.Generator(getattr(np.random, state["bit_generator"])())
+            kind = getattr(np.random, state["bit_generator"])
+            if self._np_random is None or not isinstance(self._np_random.bit_generator, kind):
+                self._np_random = np.random.Generator(kind())
             self._np_random.bit_generator.state = state
         self._np_random_seed = seed
         self._np_random_used = used

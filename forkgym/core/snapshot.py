@@ -1,4 +1,4 @@
-"""Snapshots: cheap, reference-counted handles to a state on this machine. What they hold is the environment's affair."""
+"""Snapshots: cheap, reference-counted references to a state on this machine; what they hold is the env's affair."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class TextSpace(gymnasium.Space[str]):
         """False: a text has no fixed size."""
         return False
 
-    def sample(self, mask: Any = None, probability: Any = None) -> str:
+    def sample(self, mask: Any = None, probability: Any = None) -> str:  # noqa: ARG002
         """A text of one to six words."""
         count = int(self.np_random.integers(1, 7))
         return " ".join(_WORDS[int(self.np_random.integers(len(_WORDS)))] for _ in range(count))
@@ -61,7 +61,7 @@ class ToolCallSpace(gymnasium.Space[Any]):
         """False: a tool call has no fixed size."""
         return False
 
-    def sample(self, mask: Any = None, probability: Any = None) -> Any:
+    def sample(self, mask: Any = None, probability: Any = None) -> Any:  # noqa: ARG002
         """A call of a random tool with random arguments of the declared types."""
         if not self.tools:
             return TextSpace(self.np_random).sample()

@@ -146,7 +146,7 @@ class ForkableWrapper(ForkVerbs, gymnasium.Wrapper[Any, Any, Any, Any]):
         return result
 
     def _advance(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        result: tuple[Any, Any, bool, bool, dict[str, Any]] = self.env.step(action)  # type: ignore[assignment]
+        result: tuple[Any, Any, bool, bool, dict[str, Any]] = self.env.step(action)
         return result
 
     def _capture(self) -> AnyEnv:

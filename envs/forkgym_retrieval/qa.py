@@ -83,8 +83,8 @@ class QAEnv(TextEnv):
         top_k: How many passages a search shows, at least 1.
         reward: `em` or `f1`.
         search_cost: Subtracted from the utility for each search; with a cost the utility may be negative.
-        retrieval_noise: Probability, in [0, 1], that a shown passage is replaced by a uniformly drawn other
-            one of the corpus; independent for each place and search, keyed by `env.luck`.
+        retrieval_noise: Probability, in [0, 1], that a found passage is replaced by a uniformly drawn one
+            that was not found; independent for each place and search, keyed by `env.luck`.
         observation_tokens: Limit of one observation; see `split_tokens`.
         content: The `content_hash` that the data must have. Handles carry it, so that a replay against other
             data is refused at once; None accepts any.

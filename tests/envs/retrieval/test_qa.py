@@ -13,6 +13,7 @@ from forkgym_retrieval.protocol import INVALID_HINT, split_tokens
 from forkgym_retrieval.qa import QAEnv, SettingError
 
 import forkgym
+from forkgym import testing
 from forkgym.core import ForkgymError, Handle, Luck, TaskError
 
 ENV_ID = "retrieval/QA-v0"
@@ -378,10 +379,19 @@ def test_a_handle_is_small():
     assert overhead < 1024 + 16 * 3
 
 
-def test_the_environment_passes_its_conformance_check():
-    from forkgym.testing import check_env
+@pytest.mark.parametrize("kwargs", [{}, {"retrieval_noise": 0.5, "reward": "f1", "search_cost": 0.1}])
+def test_the_environment_passes_the_conformance_check(kwargs):
+    testing.check_env(ENV_ID, **kwargs)
 
-    check_env(ENV_ID)
+
+NOISY = {"retrieval_noise": 0.4, "max_searches": 3}
+
+TestForkMachine = testing.fork_machine(ENV_ID, max_examples=10, **NOISY).TestCase
+
+
+@pytest.mark.slow
+class TestForkMachineAtLength(testing.fork_machine(ENV_ID, max_examples=500, **NOISY).TestCase):
+    """Promises 1 and 2 on 500 random sequences of verbs."""
 
 
 def test_sampled_actions_are_mostly_searches_and_depend_on_the_generator_alone():

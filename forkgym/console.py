@@ -6,32 +6,23 @@ Results go to standard output, everything else to standard error, so that output
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, TextIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, TextIO
 
-from typing_extensions import override
+from forkgym.report.tables import Style, columns_of, format_cell, render_table
 
-from forkgym.report.tables import Style, format_cell, render_table
-from forkgym.train.config import TrainConfig
-from forkgym.train.progress import Progress
+if TYPE_CHECKING:
+    from forkgym.train.config import TrainConfig
+    from forkgym.train.evaluate import EvaluationResult
+    from forkgym.train.progress import TrainResult, UpdateRow
 
-__all__ = ["Console", "LiveProgress", "PlainProgress", "make_progress"]
+__all__ = ["Console", "LiveProgress", "PlainProgress", "describe_evaluation", "make_progress", "update_columns"]
 
 _LIVE_ROWS = 12
-COLUMNS = (
-    "update",
-    "success",
-    "utility",
-    "loss",
-    "branches",
-    "tie_rate",
-    "correlation",
-    "training_tokens",
-    "seconds",
-)
-"""Metrics shown first and in this order, where a run has them; others follow while there is room."""
 
 
 class Console:
@@ -77,8 +68,8 @@ class Console:
         print(f"forkgym: {text}", file=self.errors, flush=True)
 
 
-def make_progress(console: Console) -> Progress:
-    """A live table on a terminal with rich, plain lines otherwise."""
+def make_progress(console: Console) -> PlainProgress | LiveProgress:
+    """A live table on a terminal with rich, plain lines otherwise; use it as a context manager."""
     if console.is_terminal:
         try:
             return LiveProgress(console)
@@ -87,50 +78,47 @@ def make_progress(console: Console) -> Progress:
     return PlainProgress(console)
 
 
-class PlainProgress(Progress):
-    """One line per update and evaluation."""
+class PlainProgress:
+    """One line per update and evaluation (a :class:`forkgym.train.progress.Progress`)."""
 
     def __init__(self, console: Console) -> None:
-        super().__init__()
         self.console = console
         self._began = time.perf_counter()
 
-    @override
-    def started(self, config: TrainConfig, *, update: int) -> None:
-        verb = "resume" if update else "start"
-        self.console.line(
-            f"{verb} {config.run_directory} at update {update}: {config.algorithm.name} on {config.env.id}"
-        )
+    def __enter__(self) -> Self:
+        return self
 
-    @override
-    def updated(self, update: int, metrics: Mapping[str, Any]) -> None:
-        self.console.line(f"update {update}  {_pairs(metrics)}  elapsed {self._elapsed()}")
+    def __exit__(self, *_: object) -> None:
+        pass
 
-    @override
-    def evaluated(self, update: int, name: str, metrics: Mapping[str, Any]) -> None:
-        self.console.line(f"evaluation {update} {name}  {_pairs(metrics)}")
+    def started(self, config: TrainConfig, directory: Path, resumed_at: int | None) -> None:
+        """Say what runs where."""
+        verb = "start" if resumed_at is None else f"resume after update {resumed_at - 1}:"
+        self.console.line(f"{verb} {directory}  {config.algorithm.name} on {config.env.id}, {_goal(config)}")
 
-    @override
-    def message(self, text: str) -> None:
-        self.console.message(text)
+    def updated(self, row: UpdateRow) -> None:
+        """One line."""
+        elapsed = time.perf_counter() - self._began
+        self.console.line(f"update {row.update}  {_pairs(update_columns(row))}  elapsed {elapsed:.1f}s")
 
-    @override
-    def finished(self) -> None:
-        self.console.line(f"done in {self._elapsed()}")
+    def evaluated(self, update: int, result: EvaluationResult) -> None:
+        """One line."""
+        self.console.line(describe_evaluation(update, result))
 
-    def _elapsed(self) -> str:
-        return f"{time.perf_counter() - self._began:.1f}s"
+    def finished(self, result: TrainResult) -> None:
+        """One line."""
+        elapsed = time.perf_counter() - self._began
+        self.console.line(f"done after {result.updates} updates, {result.training_tokens:,} tokens, {elapsed:.1f}s")
 
 
-class LiveProgress(Progress):
-    """A table of the last updates that redraws itself, evaluations and messages above it.
+class LiveProgress:
+    """A table of the last updates that redraws itself; evaluations scroll above it.
 
     Raises:
         ImportError: rich is not installed.
     """
 
     def __init__(self, console: Console) -> None:
-        super().__init__()
         from rich.console import Console as RichConsole
         from rich.live import Live
 
@@ -138,63 +126,65 @@ class LiveProgress(Progress):
         self._title = ""
         self._live = Live(console=RichConsole(file=console.output), auto_refresh=False)
 
-    @override
-    def started(self, config: TrainConfig, *, update: int) -> None:
-        self._title = f"{config.run_name}: {config.algorithm.name} on {config.env.id}, {_goal(config)}"
+    def __enter__(self) -> Self:
         self._live.start()
-        if update:
-            self.message(f"resumed at update {update}")
-        self._draw()
+        return self
 
-    @override
-    def updated(self, update: int, metrics: Mapping[str, Any]) -> None:
-        self._rows = [*self._rows, {"update": update, **_scalars(metrics)}][-_LIVE_ROWS:]
-        self._draw()
-
-    @override
-    def evaluated(self, update: int, name: str, metrics: Mapping[str, Any]) -> None:
-        self.message(f"evaluation at update {update}, {name}: {_pairs(metrics)}")
-
-    @override
-    def message(self, text: str) -> None:
-        self._live.console.print(text, markup=False, highlight=False)
-
-    @override
-    def finished(self) -> None:
+    def __exit__(self, *_: object) -> None:
         self._live.stop()
 
-    @override
-    def request_stop(self) -> None:
-        super().request_stop()
+    def started(self, config: TrainConfig, directory: Path, resumed_at: int | None) -> None:
+        """Draw the title."""
+        self._title = f"{directory}: {config.algorithm.name} on {config.env.id}, {_goal(config)}"
+        if resumed_at is not None:
+            self._say(f"resumed after update {resumed_at - 1}")
         self._draw()
+
+    def updated(self, row: UpdateRow) -> None:
+        """Draw the last rows."""
+        self._rows = [*self._rows, {"update": row.update, **update_columns(row)}][-_LIVE_ROWS:]
+        self._draw()
+
+    def evaluated(self, update: int, result: EvaluationResult) -> None:
+        """Print above the table."""
+        self._say(describe_evaluation(update, result))
+
+    def finished(self, result: TrainResult) -> None:
+        """Print above the table."""
+        self._say(f"done after {result.updates} updates, {result.training_tokens:,} tokens")
+
+    def _say(self, text: str) -> None:
+        self._live.console.print(text, markup=False, highlight=False)
 
     def _draw(self) -> None:
         from rich.text import Text
 
-        columns = _columns(self._rows)[: _room(self._live.console.width)]
+        room = max(3, self._live.console.width // 12)
+        columns = columns_of(self._rows)[:room]
         text = render_table(self._rows, columns=columns, title=self._title) if self._rows else self._title
-        if self.stop_requested:
-            text += "\nstopping after this update …"
         self._live.update(Text(text), refresh=True)
 
 
-def _room(width: int) -> int:
-    """How many columns of about a dozen characters fit."""
-    return max(3, width // 12)
+def update_columns(row: UpdateRow) -> dict[str, Any]:
+    """What a line or a table shows of an update, the most telling first; twins only where there are any."""
+    shown: dict[str, Any] = {"success": row.success, "utility": row.utility, "mixed": row.mixed_groups}
+    if row.twins:
+        shown |= {"twins": row.twins, "ties": row.ties, "auxiliary": row.auxiliary}
+    shown |= {"entropy": row.entropy, "tokens": row.training_tokens, "budget": f"{row.progress:.0%}"}
+    return shown
 
 
-def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    present = dict.fromkeys(name for row in rows for name in row)
-    return [*(name for name in COLUMNS if name in present), *(name for name in present if name not in COLUMNS)]
+def describe_evaluation(update: int, result: EvaluationResult) -> str:
+    """One line about an evaluation."""
+    error = "" if math.isnan(result.standard_error) else f" ± {result.standard_error:.3f}"
+    return (
+        f"after {update} updates, {result.split} {result.mode}: success {result.success:.3f}{error} "
+        f"on {len(result.per_task)} tasks, {result.tokens:.1f} tokens and {result.turns:.1f} turns an episode"
+    )
 
 
-def _scalars(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in metrics.items() if isinstance(value, int | float | str)}
-
-
-def _pairs(metrics: Mapping[str, Any]) -> str:
-    shown = _scalars(metrics)
-    return "  ".join(f"{name} {format_cell(shown[name])}" for name in _columns([shown]))
+def _pairs(row: Mapping[str, Any]) -> str:
+    return "  ".join(f"{name} {format_cell(value)}" for name, value in row.items())
 
 
 def _goal(config: TrainConfig) -> str:

@@ -13,7 +13,7 @@ import forkgym
 from forkgym.core import TextEnv
 from forkgym.credit.protocol import Algorithm
 from forkgym.policy.chat import Renderer
-from forkgym.train.config import EnvironmentConfig, PolicyConfig, TrainConfig, resolve_checkpoint
+from forkgym.train.config import EnvironmentConfig, PolicyConfig, TrainConfig, learner_config, resolve_checkpoint
 
 if TYPE_CHECKING:
     from forkgym.learn.learner import Learner
@@ -73,7 +73,7 @@ def load_policy(config: PolicyConfig, make_env: Callable[[], TextEnv]) -> tuple[
 
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, local_files_only=True).eval()
     tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-    if kind == "chat" or tokenizer.chat_template:
+    if kind == "template" or (kind == "auto" and tokenizer.chat_template):
         return model, tokenizer, TemplateRenderer(tokenizer, vocabulary_size=model.config.vocab_size)
     return model, tokenizer, PlainRenderer(tokenizer, vocabulary_size=model.config.vocab_size)
 
@@ -98,46 +98,25 @@ def build_engine(config: PolicyConfig, model: Any, renderer: Renderer, *, versio
     """An engine that serves a copy of ``model`` as ``version``."""
     from forkgym.policy.torch_engine import TorchEngine
 
-    forward = {"auto": "auto", "own": "invariant", "transformers": "huggingface"}[config.forward]
     return TorchEngine(
         model,
         renderer,
         device=config.device,
         max_running=config.max_running,
-        forward=forward,  # type: ignore[arg-type]  # the mapping's values are the engine's names
+        max_context=config.max_context,
+        forward=config.forward,
         version=version,
     )
 
 
 def build_learner(config: TrainConfig, model: Any, algorithm: Algorithm) -> Learner:
     """A learner that trains ``model`` in place."""
-    from forkgym.learn.config import LearnerConfig, LoraConfig
     from forkgym.learn.learner import Learner
 
-    optimiser = config.optimiser
-    lora = optimiser.lora
     return Learner(
         model,
         algorithm.loss,
-        LearnerConfig(
-            learning_rate=optimiser.learning_rate,
-            betas=optimiser.betas,
-            weight_decay=optimiser.weight_decay,
-            warmup_updates=optimiser.warmup_updates,
-            gradient_clip=optimiser.gradient_clip,
-            minibatch=optimiser.minibatch,
-            epochs=optimiser.epochs,
-            max_tokens_per_forward=optimiser.max_tokens_per_forward,
-            device=config.policy.device,
-            lora=None
-            if lora is None
-            else LoraConfig(
-                rank=lora.rank,
-                alpha=lora.alpha,
-                target_modules="all-linear" if lora.target_modules == ("all-linear",) else lora.target_modules,
-            ),
-            seed=config.run.seed,
-        ),
+        learner_config(config),
         temperature=algorithm.rollout.temperature,
         top_p=algorithm.rollout.top_p,
     )

@@ -104,7 +104,7 @@ class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True):
             is in the batch), ``huggingface`` (the model's own code), or ``auto``: ``invariant`` where it can.
         max_running: Most turns that are decoded at once.
         max_turn_tokens: Most tokens in one turn, the end-of-turn token included.
-        max_context: Most tokens of a context plus one turn.
+        max_context: Most tokens of a context plus one turn; by default the model's limit, at most 1,024.
         renderer: How messages become tokens: ``tiny`` (word-level), ``plain`` (text as it is), ``template`` (the
             tokenizer's chat template), or ``auto``: by the checkpoint.
     """
@@ -114,7 +114,7 @@ class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True):
     forward: Literal["auto", "invariant", "huggingface"] = "auto"
     max_running: Count = 64
     max_turn_tokens: Count = 32
-    max_context: Count = 512
+    max_context: Count | None = None
     renderer: Literal["auto", "tiny", "plain", "template"] = "auto"
 
 

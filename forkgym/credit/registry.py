@@ -15,7 +15,7 @@ from typing import Any
 
 from forkgym.credit.protocol import Algorithm
 
-__all__ = ["UnknownAlgorithm", "list_algorithms", "make_algorithm", "register_algorithm"]
+__all__ = ["UnknownAlgorithm", "algorithm_options", "list_algorithms", "make_algorithm", "register_algorithm"]
 
 ENTRY_POINT_GROUP = "forkgym.algos"
 
@@ -62,6 +62,16 @@ def make_algorithm(name: str, **options: Any) -> Algorithm:
                 f"its options are {', '.join(known)}"
             )
     return factory(**options)
+
+
+def algorithm_options(name: str) -> dict[str, Any]:
+    """Options of a preset with their defaults, in the order of its signature.
+
+    Raises:
+        UnknownAlgorithm: No such preset; the message names the nearest.
+    """
+    parameters = inspect.signature(_factory(name)).parameters.values()
+    return {parameter.name: parameter.default for parameter in parameters}
 
 
 def _factory(name: str) -> Callable[..., Algorithm]:

@@ -22,6 +22,7 @@ __all__ = [
     "Script",
     "Story",
     "another_time",
+    "answer_form",
     "answer_or_error",
     "fork_points",
     "play",
@@ -86,7 +87,8 @@ class Story(NamedTuple):
         return "the " + " and the ".join(self.forms[turn].differing(other.forms[turn])).replace("_", " ")
 
 
-def _form(value: Any) -> bytes:
+def answer_form(value: Any) -> bytes:
+    """The canonical form of an answer, or its text where a value of it has no canonical form."""
     try:
         return canonical(value)
     except StateError:
@@ -97,7 +99,9 @@ def answer_or_error(env: Any, action: Any) -> Answer:
     """Step, and the answer; an error is an answer too."""
     try:
         observation, reward, terminated, truncated, _ = env.step(action)
-        return Answer(_form(observation), _form(float(reward)), bool(terminated), bool(truncated), env.state_hash())
+        return Answer(
+            answer_form(observation), answer_form(float(reward)), bool(terminated), bool(truncated), env.state_hash()
+        )
     except Exception as error:  # the environment's own code may raise anything; two runs are compared by it
         return Answer(b"", b"", False, False, "", f"{type(error).__name__}: {error}")
 
@@ -105,7 +109,7 @@ def answer_or_error(env: Any, action: Any) -> Answer:
 def tell(env: Any, script: Script) -> Story:
     """Play a script on a fresh environment, close it, and give its answers."""
     observation, _ = env.reset(seed=script.seed)
-    forms = [Answer(_form(observation), b"", False, False, env.state_hash())]
+    forms = [Answer(answer_form(observation), b"", False, False, env.state_hash())]
     forms += [answer_or_error(env, action) for action in script.actions]
     env.close()
     return Story(forms)
@@ -192,13 +196,15 @@ def why_not_deterministic(factory: Factory, script: Script) -> str:
 
 def why_not_forked(factory: Factory, script: Script, turn: int) -> tuple[str, str]:
     """The promise that broke ("fork" or "isolation") and the likely cause, for a deterministic environment."""
-    truth = tell(factory(), script).forms[turn + 1 :]
+    told = tell(factory(), script).forms
+    truth = told[turn + 1 :]
     rest = script.actions[turn:]
     alone = factory()
     play(alone, script, turn)
     child = alone.fork()
+    at_once = child.state_hash()
     story = [answer_or_error(child, action) for action in rest]
-    if story == truth:
+    if story == truth and at_once == told[turn].state_hash:
         return (
             "isolation",
             "A fork that is left alone is right, so parent and fork write to the same object (a list, a dict, an array "

@@ -18,11 +18,22 @@ from forkgym.core.handle import Handle
 from forkgym.core.luck import Luck
 from forkgym.core.registry import replay
 from forkgym.testing.conformance import environment_factory
-from forkgym.testing.diagnosis import Answer, Factory, Script, _form, answer_or_error, why_not_forked
+from forkgym.testing.diagnosis import (
+    Answer,
+    Factory,
+    Script,
+    another_time,
+    answer_form,
+    answer_or_error,
+    tell,
+    why_not_deterministic,
+    why_not_forked,
+)
 
 __all__ = ["ForkMachine", "fork_machine"]
 
 _POPULATION = 5
+_EPISODE = 24
 _PICK = st.integers(0, 2**16)
 
 
@@ -196,16 +207,32 @@ class ForkMachine(RuleBasedStateMachine):
         fresh.close()
 
     def _reason(self, track: _Track) -> str:
-        actions = tuple(value for kind, value in track.events if kind == "step")
-        script = Script(track.start[0], actions)
-        from forkgym.testing.diagnosis import another_time, tell, why_not_deterministic
-
-        first = tell(type(self).factory(), script)
+        """The likely cause, found on an episode that begins as this one and is played to its end."""
+        factory = type(self).factory
+        script = self._whole_episode(track)
+        first = tell(factory(), script)
         with another_time():
-            second = tell(type(self).factory(), script)
+            second = tell(factory(), script)
         if first.differs_from(second) is not None:
-            return why_not_deterministic(type(self).factory, script)
-        return why_not_forked(type(self).factory, script, len(actions) // 2)[1]
+            return why_not_deterministic(factory, script)
+        reasons = [why_not_forked(factory, script, turn) for turn in range(len(script.actions))]
+        return next((reason for promise, reason in reasons if promise == "fork"), reasons[0][1])
+
+    def _whole_episode(self, track: _Track) -> Script:
+        actions = [value for kind, value in track.events if kind == "step"]
+        env = type(self).factory()
+        env.reset(seed=track.start[0])
+        rng = noise.generator(1)
+        played = 0
+        while played < _EPISODE:
+            if played == len(actions):
+                actions.append(env.sample_action(rng))
+            answer = answer_or_error(env, actions[played])
+            played += 1
+            if answer.terminated or answer.truncated or answer.error:
+                break
+        env.close()
+        return Script(track.start[0], tuple(actions[:played]))
 
     # ------------------------------------------------------------------ helpers
 
@@ -219,13 +246,13 @@ class ForkMachine(RuleBasedStateMachine):
         track.become(_Track(None, start))
         track.hash = track.env.state_hash()
         track.answers = []
-        track.start = (*start, _form(observation))
+        track.start = (*start, answer_form(observation))
 
     def _started(self, start: tuple[Any, ...]) -> Any:
         seed, options, first = start
         env = type(self).factory()
         observation, _ = env.reset(seed=seed, options=options)
-        if _form(observation) != first:
+        if answer_form(observation) != first:
             raise AssertionError(f"the reset with seed {seed} and options {options} gives another observation now")
         return env
 

@@ -25,7 +25,8 @@ from forkgym.noise.philox import check_key64, philox_blocks, words, words_at
 
 # u ≤ 1 − 2⁻³³, so no noise value exceeds −log(−log(1 − 2⁻³³)) = 22.8739.
 LARGEST_NOISE: Final = 22.88
-_CHUNK: Final = 4096
+# A chunk's Philox blocks should fill numpy's calls without leaving the L2 cache.
+_CHUNK: Final = 32_768
 
 
 def noise_of_words(values: npt.NDArray[np.uint32]) -> Float:
@@ -121,19 +122,25 @@ def _bounded_argmax(row: Logits, key: int, temperature: float) -> int:
     """`sample_bounded` at ``top_p = 1`` of a checked row."""
     starts = np.arange(0, row.size, _CHUNK)
     maxima = scaled_row(np.maximum.reduceat(row, starts), temperature)
-    best, winner = -math.inf, row.size
+    winner = int(row.argmax())
+    leader = np.array([winner])
+    best = float((scaled_row(row[leader], temperature) + noise_of_words(words_at(key, leader)))[0])
     for chunk in np.argsort(-maxima, kind="stable"):
-        need = needed_noise(best, float(maxima[chunk])) if winner < row.size else -math.inf
+        need = needed_noise(best, float(maxima[chunk]))
         if need > LARGEST_NOISE:
             break
         start = int(starts[chunk])
         stop = min(start + _CHUNK, row.size)
         counters = np.arange(start // 4, (stop + 3) // 4, dtype=np.uint64)
-        chunk_words = philox_blocks(key, counters).reshape(-1)[: stop - start]
-        able = np.flatnonzero(chunk_words >= smallest_winning_word(need))
+        chunk_words = philox_blocks(key, counters).reshape(-1)[: stop - start].astype(np.uint32)
+        reach = float(noise_of_words(chunk_words.max(keepdims=True))[0])
+        able = np.flatnonzero(
+            (chunk_words >= np.uint32(smallest_winning_word(need)))
+            & (row[start:stop] >= needed_noise(best, reach) * temperature)
+        )
         if able.size == 0:
             continue
-        scores = scaled_row(row[start + able], temperature) + noise_of_words(chunk_words[able].astype(np.uint32))
+        scores = scaled_row(row[start + able], temperature) + noise_of_words(chunk_words[able])
         first = int(scores.argmax())
         score, token = float(scores[first]), start + int(able[first])
         if score > best or (score == best and token < winner):

@@ -135,6 +135,17 @@ def _needed_noise(best: float, largest: float) -> float:
     return best - largest - (1e-9 + 1e-14 * (abs(best) + abs(largest)))
 
 
+def _codes(floating: type[Any], integer: type[Any]) -> npt.NDArray[Any]:
+    """What `_row_largest` needs to order floats by integers of their width."""
+    limits = np.iinfo(integer)
+    infinity = int(np.array(np.inf, dtype=floating).view(integer))
+    minus_infinity = int(np.array(-np.inf, dtype=floating).view(integer)) ^ int(limits.max)
+    return np.array([limits.bits - 1, limits.max, limits.min, infinity, minus_infinity], dtype=integer)
+
+
+_CODES: Final = {"f": _codes(np.float32, np.int32), "d": _codes(np.float64, np.int64)}
+
+
 @_jit
 def _row_largest(bits: Any, codes: Any, maxima_bits: Any, maxima: Any, temperature: float) -> float:
     """The largest ``logit / temperature`` of a row, NaN if it allows no token; also fills ``maxima``.
@@ -348,17 +359,11 @@ def _nucleus_argmax(row: Any, key: Any, temperature: float, largest: float, ids:
 
 
 @_jit
-def _sample_rows(
-    rows: Any,
-    bits: Any,
-    codes: Any,
-    maxima: Any,
-    maxima_bits: Any,
-    keys: Any,
-    temperature: float,
-    top_p: float,
-) -> Any:
-    """One token per row, −1 where a row allows none; ``bits`` and ``codes`` as `_codes` returns them."""
+def _sample_rows(rows: Any, codes: Any, keys: Any, temperature: float, top_p: float) -> Any:
+    """One token per row, −1 where a row allows none; ``codes`` is the entry of `_CODES` for the rows' dtype."""
+    bits = rows.view(codes.dtype)
+    maxima_bits = np.empty((rows.shape[1] + _CHUNK - 1) // _CHUNK, codes.dtype)
+    maxima = maxima_bits.view(rows.dtype)
     tokens = np.empty(rows.shape[0], np.int64)
     words = np.empty(_BLOCKS, np.uint32)
     weights = np.empty(rows.shape[1] if top_p < 1.0 else 0)
@@ -400,18 +405,11 @@ def _moments(weights: Any, row: Any, temperature: float, largest: float) -> Any:
 
 
 @_jit
-def _statistics_rows(
-    rows: Any,
-    bits: Any,
-    codes: Any,
-    maxima: Any,
-    maxima_bits: Any,
-    tokens: Any,
-    temperature: float,
-    top_p: float,
-    out: Any,
-) -> int:
+def _statistics_rows(rows: Any, codes: Any, tokens: Any, temperature: float, top_p: float, out: Any) -> int:
     """Fill ``out`` (float64[3, B]); the first row that allows no token, or −1."""
+    bits = rows.view(codes.dtype)
+    maxima_bits = np.empty((rows.shape[1] + _CHUNK - 1) // _CHUNK, codes.dtype)
+    maxima = maxima_bits.view(rows.dtype)
     weights = np.empty(rows.shape[1])
     for index in range(rows.shape[0]):
         row = rows[index]
@@ -433,17 +431,6 @@ def _statistics_rows(
     return -1
 
 
-def _codes(rows: Logits) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Integer view of the logits, and the constants of the floats' order among integers of that width."""
-    integer = np.int32 if rows.dtype == np.float32 else np.int64
-    limits = np.iinfo(integer)
-    infinity = int(np.array(np.inf, dtype=rows.dtype).view(integer))
-    minus_infinity = int(np.array(-np.inf, dtype=rows.dtype).view(integer)) ^ int(limits.max)
-    return rows.view(integer), np.array(
-        [limits.bits - 1, limits.max, limits.min, infinity, minus_infinity], dtype=integer
-    )
-
-
 def sample_rows(rows: Logits, keys: npt.NDArray[np.uint64], temperature: float, top_p: float) -> npt.NDArray[np.int64]:
     """One keyed token per row.
 
@@ -457,11 +444,8 @@ def sample_rows(rows: Logits, keys: npt.NDArray[np.uint64], temperature: float, 
         ``int64[B]``; −1 for a row that holds NaN or +inf, is −inf everywhere or overflows at this
         temperature.
     """
-    bits, codes = _codes(rows)
-    maxima = np.empty((rows.shape[1] + _CHUNK - 1) // _CHUNK, dtype=rows.dtype)
-    tokens: npt.NDArray[np.int64] = _sample_rows(
-        rows, bits, codes, maxima, maxima.view(bits.dtype), keys, temperature, top_p
-    )
+    codes = _CODES[rows.dtype.char]
+    tokens: npt.NDArray[np.int64] = _sample_rows(rows, codes, keys, temperature, top_p)
     return tokens
 
 
@@ -479,10 +463,8 @@ def statistics_rows(
     Returns:
         The first row that allows no token (then the rest is meaningless) or −1, and three ``float64[B]``.
     """
-    bits, codes = _codes(rows)
-    maxima = np.empty((rows.shape[1] + _CHUNK - 1) // _CHUNK, dtype=rows.dtype)
     out = np.empty((3, rows.shape[0]))
-    failed = int(_statistics_rows(rows, bits, codes, maxima, maxima.view(bits.dtype), tokens, temperature, top_p, out))
+    failed = int(_statistics_rows(rows, _CODES[rows.dtype.char], tokens, temperature, top_p, out))
     return failed, out[0], out[1], out[2]
 
 

@@ -1,0 +1,209 @@
+"""``forkgym train`` and ``forkgym eval``: thin shells around ``forkgym.train``; torch is imported only when called."""
+
+from __future__ import annotations
+
+import argparse
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from forkgym.cli.command import INTERRUPTED, OK, Command, UsageError, bad_input
+from forkgym.console import Console, make_progress
+
+if TYPE_CHECKING:
+    from forkgym.train.config import EnvironmentConfig, PolicyConfig
+    from forkgym.train.progress import TrainResult
+
+__all__ = ["EVAL", "TRAIN"]
+
+
+def _configure_train(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config", metavar="CONFIG", help="TOML file (docs/configuration.md lists the keys)")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a key, e.g. --set run.seed=3"
+    )
+    parser.add_argument("--check", action="store_true", help="only say whether the configuration is usable")
+    parser.add_argument("--no-plot", action="store_true", help="draw no learning curve at the end")
+    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
+
+
+def _train(arguments: argparse.Namespace, console: Console) -> int:
+    from forkgym.train.config import load_config
+    from forkgym.train.preflight import preflight
+
+    config = load_config(arguments.config, arguments.set)
+    preflight(config, source=arguments.config)
+    if arguments.check:
+        console.line(f"{arguments.config} is fine; the run would lie in {config.run_directory}")
+        return OK
+    from forkgym.learn.checkpoint import CheckpointError
+    from forkgym.train.trainer import train
+
+    try:
+        with make_progress(console) as progress, bad_input(CheckpointError):
+            result = train(config, progress=progress)
+    except KeyboardInterrupt:
+        console.error(
+            f"stopped. Everything up to the last checkpoint is kept in {config.run_directory}; "
+            "the same command resumes there."
+        )
+        return INTERRUPTED
+    console.table(summary_rows(result), title=f"\n{result.algorithm}, {result.updates} updates")
+    plot = None if arguments.no_plot else _plot(Path(result.directory), console)
+    console.line(f"run: {result.directory}")
+    if arguments.json:
+        document = msgspec.to_builtins(result) | {"plot": str(plot) if plot else None}
+        console.json(without_nan(document))
+    return OK
+
+
+def summary_rows(result: TrainResult) -> list[dict[str, Any]]:
+    """Success before and after a run, one row per mode."""
+    rows = []
+    for mode, after in result.after.items():
+        before = result.before.get(mode)
+        rows.append(
+            {
+                "evaluation": f"{after.split} {mode}",
+                "before": None if before is None else before.success,
+                "after": after.success,
+                "s.e.": after.standard_error,
+                "tokens": result.training_tokens,
+                "of them twins": result.counterfactual_tokens,
+            }
+        )
+    return rows
+
+
+def without_nan(value: Any) -> Any:
+    """The same document with ``null`` for numbers that are none (JSON has no NaN)."""
+    if isinstance(value, dict):
+        return {key: without_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(item) for item in value]
+    return None if isinstance(value, float) and value != value else value
+
+
+def _plot(directory: Path, console: Console) -> Path | None:
+    from forkgym.report.plots import MissingPlotLibrary, plot_learning_curves
+
+    try:
+        path = plot_learning_curves([directory], directory / "learning_curve.png")
+    except MissingPlotLibrary as error:
+        console.message(str(error))
+        return None
+    console.line(f"plot: {path}")
+    return path
+
+
+def _configure_eval(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("policy", metavar="RUN|CHECKPOINT", help="directory of a run or of a Hugging Face checkpoint")
+    parser.add_argument("--env", metavar="ID", help="environment (needed for a checkpoint; by default the run's)")
+    parser.add_argument("--env-arg", action="append", default=[], metavar="NAME=VALUE", help="constructor argument")
+    parser.add_argument("--split", help="split of the tasks (by default the run's, else test)")
+    parser.add_argument("--tasks", type=positive, help="number of tasks (by default the run's, else 200)")
+    parser.add_argument("--samples", type=positive, default=1, help="sampled episodes a task")
+    parser.add_argument("--seed", type=int, help="seed of the noise (by default the run's, else 0)")
+    parser.add_argument("--temperature", type=float, default=1.0, help="of sampled episodes")
+    parser.add_argument("--top-p", type=float, default=1.0, help="nucleus mass of sampled episodes")
+    parser.add_argument("--max-turn-tokens", type=positive, help="most tokens a turn (by default the run's, else 32)")
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], help="where to compute")
+    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
+
+
+def _eval(arguments: argparse.Namespace, console: Console) -> int:
+    from forkgym.store import RunStore
+    from forkgym.train.config import EvaluationConfig
+
+    if not (arguments.temperature > 0 and 0 < arguments.top_p <= 1):
+        raise UsageError("--temperature must be greater than 0 and --top-p in (0, 1].")
+    directory = Path(arguments.policy).expanduser()
+    settings = EvaluationConfig()
+    if RunStore.exists(directory):
+        environment, policy, settings = _of_run(directory)
+    else:
+        environment, policy = _of_checkpoint(arguments)
+    changes = {"max_turn_tokens": arguments.max_turn_tokens, "device": arguments.device}
+    policy = msgspec.structs.replace(policy, **{key: value for key, value in changes.items() if value is not None})
+    from forkgym.train.judge import judge
+
+    with bad_input():
+        results = judge(
+            environment,
+            policy,
+            split=arguments.split or settings.split,
+            tasks=arguments.tasks or settings.tasks,
+            samples=arguments.samples,
+            seed=settings.seed if arguments.seed is None else arguments.seed,
+            temperature=arguments.temperature,
+            top_p=arguments.top_p,
+        )
+    rows = [{key: value for key, value in msgspec.to_builtins(r).items() if key != "per_task"} for r in results]
+    console.table(rows, title=f"{policy.checkpoint} on {environment.id}")
+    if arguments.json:
+        console.json(without_nan({"results": [msgspec.to_builtins(result) for result in results]}))
+    return OK
+
+
+def _of_run(directory: Path) -> tuple[EnvironmentConfig, PolicyConfig, Any]:
+    from forkgym.train.judge import run_config, run_policy
+
+    config = run_config(directory)
+    policy = msgspec.structs.replace(config.policy, checkpoint=str(run_policy(directory)))
+    return config.env, policy, config.evaluation
+
+
+def _of_checkpoint(arguments: argparse.Namespace) -> tuple[EnvironmentConfig, PolicyConfig]:
+    from forkgym.train.config import EnvironmentConfig, PolicyConfig, resolve_checkpoint
+
+    resolve_checkpoint(arguments.policy)
+    if arguments.env is None:
+        raise UsageError(
+            f"{arguments.policy} is no run, so say which environment: --env ID (`forkgym envs` lists them)."
+        )
+    environment = EnvironmentConfig(id=arguments.env, kwargs=parse_arguments(arguments.env_arg))
+    return environment, PolicyConfig(checkpoint=arguments.policy)
+
+
+def parse_arguments(pairs: list[str]) -> dict[str, Any]:
+    """``NAME=VALUE`` strings; a value is TOML, or text where it is none.
+
+    Raises:
+        UsageError: A pair has no "=".
+    """
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals or not name.isidentifier():
+            raise UsageError(f"{pair!r} is not of the form NAME=VALUE, e.g. --env-arg hops=2.")
+        try:
+            parsed = tomllib.loads(f"value = {text}")
+        except tomllib.TOMLDecodeError:
+            parsed = {"value": text}
+        found[name] = parsed["value"] if parsed.keys() == {"value"} else text
+    return found
+
+
+def positive(text: str) -> int:
+    """An integer of at least 1, for argparse.
+
+    Raises:
+        argparse.ArgumentTypeError: It is none.
+    """
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least 1")
+    return value
+
+
+TRAIN = Command(
+    "Train a policy. A run that was stopped or killed resumes when the same command is called again.",
+    _configure_train,
+    _train,
+)
+EVAL = Command("Judge a run's trained policy, or any checkpoint, sampled and greedy.", _configure_eval, _eval)

@@ -1,0 +1,94 @@
+"""Judge a saved policy: load it, build an engine, play held-out tasks. What evaluation is lives in ``evaluate``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from forkgym.store import RunStore
+from forkgym.train.build import build_engine, environment_maker, load_policy
+from forkgym.train.config import ConfigError, EnvironmentConfig, PolicyConfig, TrainConfig, config_from_json
+from forkgym.train.evaluate import EvaluationResult, Evaluator
+
+__all__ = ["judge", "run_config", "run_policy"]
+
+
+def judge(
+    environment: EnvironmentConfig,
+    policy: PolicyConfig,
+    *,
+    split: str = "test",
+    tasks: int = 200,
+    samples: int = 1,
+    seed: int = 0,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+) -> list[EvaluationResult]:
+    """Sampled and greedy success of a policy.
+
+    Args:
+        environment: Which environment (its ``split`` is not used).
+        policy: Which checkpoint and how it is run.
+        split: Split that tasks come from.
+        tasks: Number of tasks, from task 0 on; at most those of the split.
+        samples: Sampled episodes a task.
+        seed: Seed of the sampled episodes' noise.
+        temperature: τ of sampled episodes.
+        top_p: Nucleus mass of sampled episodes.
+
+    Returns:
+        The sampled result, then the greedy one.
+
+    Raises:
+        ConfigError: No such checkpoint or split.
+    """
+    make_env = environment_maker(environment)
+    env = make_env()
+    try:
+        splits = env.splits
+    finally:
+        env.close()
+    if split not in splits:
+        raise ConfigError(environment.id, [f"there is no split {split!r}; there are {', '.join(splits)}."])
+    model, _, renderer = load_policy(policy, make_env)
+    engine = build_engine(policy, model, renderer, version=0)
+    evaluator = Evaluator(
+        engine,
+        renderer,
+        make_env,
+        seed=seed,
+        temperature=temperature,
+        top_p=top_p,
+        max_turn_tokens=policy.max_turn_tokens,
+        max_context=engine.max_context or 1024,
+        max_running=policy.max_running,
+    )
+    numbers = range(min(tasks, splits[split]))
+    return [
+        evaluator.evaluate(split, numbers, version=0, samples=samples),
+        evaluator.evaluate(split, numbers, version=0, greedy=True),
+    ]
+
+
+def run_config(directory: Path) -> TrainConfig:
+    """The configuration that a run was started with.
+
+    Raises:
+        StoreError: There is no run, or its record cannot be read.
+        ConfigError: It was written by an incompatible version.
+    """
+    with RunStore.open(directory) as store:
+        return config_from_json(store.config)
+
+
+def run_policy(directory: Path) -> Path:
+    """Where a finished run keeps its trained policy.
+
+    Raises:
+        ConfigError: The run is not finished.
+    """
+    policy = directory / "policy"
+    if not policy.is_dir():
+        raise ConfigError(
+            str(directory), ["this run has no trained policy yet; finish it by calling `forkgym train` again."]
+        )
+    return policy

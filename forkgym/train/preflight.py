@@ -1,0 +1,70 @@
+"""Find what is wrong with a configuration before anything is made: unknown names, missing checkpoints, absent splits.
+
+Reading the file checks types and ranges (``config``); this checks what depends on the installation.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import forkgym
+from forkgym.core import ForkgymError, nearest
+from forkgym.credit.protocol import Algorithm
+from forkgym.credit.registry import make_algorithm
+from forkgym.train.config import ConfigError, TrainConfig, resolve_checkpoint
+
+__all__ = ["NEEDED", "preflight"]
+
+NEEDED = ("torch", "transformers", "tokenizers", "safetensors")
+"""Packages without which nothing can be trained or judged."""
+
+
+def preflight(config: TrainConfig, *, source: str = "configuration") -> Algorithm:
+    """Check everything that can be checked without loading a model; writes nothing.
+
+    Args:
+        config: A valid configuration.
+        source: How the error calls its origin.
+
+    Returns:
+        The algorithm that the configuration names.
+
+    Raises:
+        ConfigError: Every problem found, each with its key.
+    """
+    problems: list[str] = []
+    algorithm: Algorithm | None = None
+    try:
+        algorithm = make_algorithm(config.algorithm.name, **config.algorithm.arguments)
+    except (ValueError, TypeError) as error:
+        problems.append(f"algorithm: {error}.")
+    try:
+        resolve_checkpoint(config.policy.checkpoint)
+    except ConfigError as error:
+        problems.append(str(error))
+    problems += _environment_problems(config)
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        problems.append(f"training needs {', '.join(missing)}: pip install 'forkgym[train]'.")
+    if problems or algorithm is None:
+        raise ConfigError(source, problems)
+    return algorithm
+
+
+def _environment_problems(config: TrainConfig) -> list[str]:
+    try:
+        env = forkgym.make(config.env.id, **config.env.kwargs)
+    except (ForkgymError, ValueError, TypeError, OSError) as error:
+        return [f"env: {error}"]
+    try:
+        if not isinstance(env, forkgym.TextEnv):
+            return [f"env.id: {config.env.id} is not a text environment, so a language model cannot act in it."]
+        splits = env.splits
+    finally:
+        env.close()
+    problems = []
+    for key, split in (("env.split", config.env.split), ("evaluation.split", config.evaluation.split)):
+        if split not in splits:
+            listed = ", ".join(f"{name} ({count} tasks)" for name, count in splits.items())
+            problems.append(f"{key}: {config.env.id} has no split {split!r}.{nearest(split, splits)} It has: {listed}.")
+    return problems

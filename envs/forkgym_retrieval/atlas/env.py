@@ -216,7 +216,13 @@ class AtlasEnv(TextEnv):
         return tuple(shown)
 
     def _get_state(self) -> dict[str, Any]:
-        return {"split": self._split, "task": self._task, "searches": self._searches}
+        # The fingerprint lets a replay with other versions of the source packages fail at once, not by chance later.
+        return {
+            "world": self._world.fingerprint,
+            "split": self._split,
+            "task": self._task,
+            "searches": self._searches,
+        }
 
     def _set_state(self, state: dict[str, Any]) -> None:
         self._split, self._task, self._searches = state["split"], state["task"], state["searches"]

@@ -125,16 +125,21 @@ def follow(world: World, kind: str, entity: str, step: str) -> tuple[str, ...]:
 
 
 def answers(world: World, chain: str, start: str) -> tuple[str, ...]:
-    """All entities at the end of a chain, in sorted order."""
+    """All entities at the end of a chain, in sorted order; empty if any path along it leads nowhere.
+
+    So whichever neighbour an agent picks, a question of h hops can be answered after h searches.
+    """
     kind, *steps = chain.split(">")
     reached: tuple[str, ...] = (start,)
     for step in steps:
-        reached = tuple(sorted({name for entity in reached for name in follow(world, kind, entity, step)}))
+        found = [follow(world, kind, entity, step) for entity in reached]
+        if not all(found):
+            return ()
+        reached = tuple(sorted({name for names in found for name in names}))
         kind = step
     return reached
 
 
-@lru_cache(maxsize=64)
 def load_questions(name: str = "default", relabel: int | None = None) -> dict[str, tuple[Question, ...]]:
     """The questions of a world by split, in a fixed shuffled order.
 
@@ -145,6 +150,11 @@ def load_questions(name: str = "default", relabel: int | None = None) -> dict[st
     Returns:
         Split (one of :data:`SPLITS`) to its questions. Do not change it: it is shared.
     """
+    return _load_questions(name, relabel)
+
+
+@lru_cache(maxsize=64)
+def _load_questions(name: str, relabel: int | None) -> dict[str, tuple[Question, ...]]:
     if relabel is None:
         return _splits(load_world(name))
     names = load_world(name, relabel).names

@@ -146,6 +146,12 @@ class World:
             found[relation] = {name: tuple(sorted(subjects)) for name, subjects in sorted(back.items())}
         return found
 
+    @cached_property
+    def fingerprint(self) -> str:
+        """Digest of all passages: worlds made from other versions of the source packages differ in it."""
+        text = "\n".join(f"{sentence.subject}\t{sentence.text}" for sentence in self.sentences)
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
     # -- false worlds -----------------------------------------------------------------------------------------
 
     def relabelled(self, seed: int) -> World:
@@ -192,7 +198,6 @@ def passage_id(number: int) -> str:
     return f"{number:05d}"
 
 
-@lru_cache(maxsize=64)
 def load_world(name: str = "default", relabel: int | None = None) -> World:
     """Builds a world, or returns the one that this process already has.
 
@@ -204,10 +209,15 @@ def load_world(name: str = "default", relabel: int | None = None) -> World:
         ValueError: If there is no world of that name.
         ImportError: If a package of the ``retrieval`` extra is missing.
     """
-    if relabel is not None:
-        return load_world(name).relabelled(relabel)
     if name not in WORLDS:
         raise ValueError(f"no Atlas world is called {name!r}; choose one of {', '.join(WORLDS)}")
+    return _load_world(name, relabel)
+
+
+@lru_cache(maxsize=64)
+def _load_world(name: str, relabel: int | None) -> World:
+    if relabel is not None:
+        return load_world(name).relabelled(relabel)
     facts = load_facts(WORLDS[name])
     return World(name, facts, _sentences(facts), {entity: entity for entity in facts.types})
 

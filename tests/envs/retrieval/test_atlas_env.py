@@ -17,6 +17,7 @@ from forkgym_retrieval.atlas.actions import MAX_ARGUMENT, parse_action
 
 import forkgym
 from forkgym.core import EpisodeEndedError, ResetNeededError, TaskError
+from forkgym.testing import check_env, fork_machine
 
 
 def make(**kwargs):
@@ -273,9 +274,17 @@ def test_fresh_luck_meets_other_noise():
 # -- forks, replay, false worlds -------------------------------------------------------------------------------
 
 
-def test_the_environment_keeps_the_contract():
-    testing = pytest.importorskip("forkgym.testing")
-    testing.check_env("retrieval/Atlas-v0")
+@pytest.mark.parametrize(
+    "kwargs", [{}, {"retrieval_noise": 0.4, "search_cost": 0.1, "invalid": "end", "relabel": 2, "hops": [2, 4]}]
+)
+def test_the_environment_keeps_the_contract(kwargs):
+    check_env("retrieval/Atlas-v0", world="small", **kwargs)
+
+
+@pytest.mark.slow
+def test_no_sequence_of_verbs_breaks_the_contract():
+    machine = fork_machine("retrieval/Atlas-v0", max_examples=500, steps=15, world="small", retrieval_noise=0.4)
+    machine.TestCase("runTest").runTest()
 
 
 def test_a_fork_is_independent_and_a_handle_is_small():

@@ -1,7 +1,7 @@
 """Messages to tokens, token-in-token-out: what a policy wrote is never tokenised again.
 
-A trajectory's ids are ``prompt(messages) ⊕ sampled ids ⊕ observation(text) ⊕ sampled ids ⊕ …``: a pure concatenation,
-so training sees exactly the ids that were sampled. Tokenizers are passed in; nothing here imports torch or transformers.
+A trajectory is ``prompt(messages) ⊕ sampled ids ⊕ observation(text) ⊕ sampled ids ⊕ …``: a pure concatenation of ids,
+so training sees exactly the ids that were sampled. Tokenizers are passed in; torch and transformers are not imported.
 """
 
 from __future__ import annotations
@@ -15,7 +15,17 @@ import numpy.typing as npt
 
 from forkgym.noise import newline_table
 
-__all__ = ["EOT", "OBS", "PAD", "UNK", "PlainRenderer", "Renderer", "TemplateRenderer", "TinyRenderer"]
+__all__ = [
+    "EOT",
+    "OBS",
+    "PAD",
+    "UNK",
+    "PlainRenderer",
+    "Renderer",
+    "TemplateRenderer",
+    "TinyRenderer",
+    "choose_renderer",
+]
 
 # Control tokens of the tiny policy (`tiny.py` gives them the first ids in this order).
 PAD, EOT, OBS, UNK = "<pad>", "<eot>", "<obs>", "<unk>"
@@ -53,6 +63,13 @@ class Renderer(Protocol):
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of sampled ids, control tokens left out."""
+        ...
+
+    def written(self, text: str) -> list[int]:
+        """A turn somebody else wrote, its stop token included: for supervised learning only.
+
+        A policy's own turns are never rendered from text; their ids are what was sampled.
+        """
         ...
 
 
@@ -111,6 +128,10 @@ class TinyRenderer:
         """Words joined by single spaces (a newline is a word)."""
         return " ".join(self._words[token] for token in tokens if token not in self._silent)
 
+    def written(self, text: str) -> list[int]:
+        """The text's ids and ``<eot>``."""
+        return [*self.encode(text), *self.stop_tokens]
+
 
 class PlainRenderer:
     """No template: texts are concatenated as they are, as base models and Search-R1 want it."""
@@ -139,6 +160,10 @@ class PlainRenderer:
     def decode(self, tokens: Sequence[int]) -> str:
         """Text without special tokens."""
         return _decode(self._tokenizer, tokens)
+
+    def written(self, text: str) -> list[int]:
+        """The text's ids alone: environments of base models end turns by their stop strings."""
+        return _ids(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 class TemplateRenderer:
@@ -205,6 +230,10 @@ class TemplateRenderer:
         """Text without special tokens."""
         return _decode(self._tokenizer, tokens)
 
+    def written(self, text: str) -> list[int]:
+        """The text's ids and the template's end-of-turn token."""
+        return [*_ids(self._tokenizer(text, add_special_tokens=False)["input_ids"]), self._end_of_turn]
+
     def _render(self, messages: Messages, generation_prompt: bool) -> str:
         text = self._tokenizer.apply_chat_template(
             [dict(message) for message in messages],
@@ -243,8 +272,23 @@ class TemplateRenderer:
     def _unstable(self, what: str) -> str:
         return (
             f"this chat template cannot be extended turn by turn: {what}. Set tokenizer.chat_template to a variant "
-            "whose rendering of a turn does not depend on later turns, choose another observation_role, or use PlainRenderer"
+            "that renders a turn alike whatever follows, choose another observation_role, or use PlainRenderer"
         )
+
+
+def choose_renderer(tokenizer: Any, *, vocabulary_size: int | None = None, observation_role: str = "user") -> Renderer:
+    """The renderer that fits a tokenizer: tiny by its control tokens, else its chat template, else plain.
+
+    Args:
+        tokenizer: A Hugging Face tokenizer.
+        vocabulary_size: The model's V where it exceeds the tokenizer's.
+        observation_role: Role of observations, for a chat template.
+    """
+    if OBS in tokenizer.get_vocab() and EOT in tokenizer.get_vocab():
+        return TinyRenderer(tokenizer)
+    if getattr(tokenizer, "chat_template", None):
+        return TemplateRenderer(tokenizer, vocabulary_size=vocabulary_size, observation_role=observation_role)
+    return PlainRenderer(tokenizer, vocabulary_size=vocabulary_size)
 
 
 def _ids(tokens: Any) -> list[int]:

@@ -1,4 +1,4 @@
-"""A forward pass for Llama and Qwen2 models (float32, CPU, one thread) whose rows do not depend on each other.
+"""A forward pass for Llama, Qwen2 and Qwen3 models (float32, CPU, one thread) whose rows do not depend on each other.
 
 One row is one token of one trajectory. Everything but the matrix products is invariant by construction
 (`invariant_kernels.py`); the products are checked bit by bit when the engine starts, see `choose_product_mode`.
@@ -22,7 +22,7 @@ __all__ = ["SUPPORTED_MODELS", "TILE", "InvariantForward", "ProductMode", "choos
 
 # Rows of one matrix product come in multiples of this many; missing rows are dummies.
 TILE = 16
-SUPPORTED_MODELS = ("llama", "qwen2")
+SUPPORTED_MODELS = ("llama", "qwen2", "qwen3")
 
 ProductMode = Literal["stacked", "tiled", "single"]
 """How rows enter a matrix product.
@@ -48,6 +48,9 @@ def supports(model: Any) -> str | None:
         return f"it is on {parameter.device}, not on the CPU"
     if config.hidden_act != "silu":
         return f"its activation is {config.hidden_act!r}, not 'silu'"
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    if width % 4:
+        return f"its heads are {width} wide, not a multiple of 4"
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type", "default") in ("dynamic", "longrope"):
         return f"its rotary tables change with the length ({rope['rope_type']})"
@@ -79,9 +82,15 @@ class _Layer:
                 raise ValueError(f"layer {index}: only some of {', '.join(names)} have a bias; cannot merge them")
             return _Matrix(weights, biases or None)
 
+        def optional(name: str) -> FloatArray:
+            key = prefix + name
+            return _array(state[key]) if key in state else np.empty(0, dtype=np.float32)
+
         self.window = window
         self.attention_norm = _array(state[f"{prefix}input_layernorm.weight"])
         self.project = matrix("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+        self.query_norm = optional("self_attn.q_norm.weight")
+        self.key_norm = optional("self_attn.k_norm.weight")
         self.output = matrix("self_attn.o_proj")
         self.mlp_norm = _array(state[f"{prefix}post_attention_layernorm.weight"])
         self.gate_up = matrix("mlp.gate_proj", "mlp.up_proj")
@@ -108,7 +117,7 @@ class InvariantForward:
         """Copy the weights of a Hugging Face model.
 
         Args:
-            model: A Llama or Qwen2 causal language model, float32 on the CPU.
+            model: A Llama, Qwen2 or Qwen3 causal language model, float32 on the CPU.
             max_context: Most tokens of a trajectory (T).
             max_rows: Most rows of one call.
             product_mode: How rows enter matrix products.
@@ -167,8 +176,9 @@ class InvariantForward:
             kernels.root_mean_square_norm(hidden, layer.attention_norm, self._epsilon, self._normed[:count])
             projected = self._product(self._normed, count, layer.project, self._projected)
             kernels.attend(
-                projected, slots, positions, self._cosine, self._sine, cache.keys[index], cache.values[index],
-                layer.window, self._scores, self._attended[:count],
+                projected, slots, positions, self._cosine, self._sine, layer.query_norm, layer.key_norm,
+                self._epsilon, cache.keys[index], cache.values[index], layer.window, self._scores,
+                self._attended[:count],
             )  # fmt: skip
             hidden += self._product(self._attended, count, layer.output, self._narrow)
             kernels.root_mean_square_norm(hidden, layer.mlp_norm, self._epsilon, self._normed[:count])

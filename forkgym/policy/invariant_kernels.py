@@ -74,9 +74,32 @@ _scores = _compile(_scores_loop)
 _mix = _compile(_mix_loop)
 
 
+def _rotate_loop(source: Array, norm: Array, epsilon: float, cos: Array, sin: Array, scale: float, out: Array) -> None:
+    """One head: root-mean-square norm where ``norm`` is not empty (Qwen3), rotary embedding, times ``scale``."""
+    half = source.shape[0] // 2
+    if norm.shape[0]:
+        total = 0.0
+        for i in range(source.shape[0]):
+            value = np.float64(source[i])
+            total += value * value
+        inverse = np.float32(1.0 / math.sqrt(total / source.shape[0] + epsilon))
+        for i in range(half):
+            low = norm[i] * (source[i] * inverse)
+            high = norm[half + i] * (source[half + i] * inverse)
+            out[i] = (low * cos[i] - high * sin[i]) * scale
+            out[half + i] = (high * cos[half + i] + low * sin[half + i]) * scale
+    else:
+        for i in range(half):
+            out[i] = (source[i] * cos[i] - source[half + i] * sin[i]) * scale
+            out[half + i] = (source[half + i] * cos[half + i] + source[i] * sin[half + i]) * scale
+
+
+_rotate = _compile(_rotate_loop)
+
+
 def _attend(
-    projected: Array, slots: Array, positions: Array, cosine: Array, sine: Array, keys: Array, values: Array,
-    window: int, scores: Array, out: Array,
+    projected: Array, slots: Array, positions: Array, cosine: Array, sine: Array, query_norm: Array, key_norm: Array,
+    epsilon: float, keys: Array, values: Array, window: int, scores: Array, out: Array,
 ) -> None:  # fmt: skip
     """Rotate queries and keys, write keys and values, attend to the own slot's earlier tokens.
 
@@ -86,6 +109,9 @@ def _attend(
         positions: ``int64[R]``: the row's position; it sees positions ``max(0, p + 1 - window) … p``.
         cosine: ``[T, h]`` rotary table.
         sine: ``[T, h]`` rotary table.
+        query_norm: ``[h]`` weight of the norm of each query head, or empty.
+        key_norm: ``[h]`` weight of the norm of each key head, or empty.
+        epsilon: ε of these norms.
         keys: ``[S, G, h, T]`` cache, time last, so that scores are vectorised over time.
         values: ``[S, G, T, h]`` cache.
         window: Sliding window, or at least T for full attention.
@@ -95,21 +121,19 @@ def _attend(
     rows = projected.shape[0]
     groups = keys.shape[1]
     width = keys.shape[2]
-    half = width // 2
     heads = projected.shape[1] // width - 2 * groups
     share = heads // groups
     scale = np.float32(1.0 / math.sqrt(width))
-    query = np.empty(width, dtype=np.float32)
+    one = np.float32(1.0)
+    head_buffer = np.empty(width, dtype=np.float32)
     total_out = np.empty(width, dtype=np.float32)
     for row in range(rows):
         position = positions[row]
         cos, sin = cosine[position], sine[position]
         for group in range(groups):
             source = projected[row, (heads + group) * width : (heads + group + 1) * width]
-            target = keys[slots[row], group]
-            for i in range(half):
-                target[i, position] = source[i] * cos[i] - source[half + i] * sin[i]
-                target[half + i, position] = source[half + i] * cos[half + i] + source[i] * sin[half + i]
+            _rotate(source, key_norm, epsilon, cos, sin, one, head_buffer)
+            keys[slots[row], group, :, position] = head_buffer
             start = (heads + groups + group) * width
             values[slots[row], group, position, :] = projected[row, start : start + width]
     for row in range(rows):
@@ -120,10 +144,8 @@ def _attend(
         score = scores[:count]
         for head in range(heads):
             source = projected[row, head * width : (head + 1) * width]
-            for i in range(half):
-                query[i] = (source[i] * cos[i] - source[half + i] * sin[i]) * scale
-                query[half + i] = (source[half + i] * cos[half + i] + source[i] * sin[half + i]) * scale
-            _scores(query, keys[slots[row], head // share], start, score)
+            _rotate(source, query_norm, epsilon, cos, sin, scale, head_buffer)
+            _scores(head_buffer, keys[slots[row], head // share], start, score)
             largest = score[0]
             for t in range(count):
                 largest = max(largest, score[t])

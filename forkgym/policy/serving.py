@@ -32,7 +32,8 @@ class ActiveTurn:
         tokens: Ids drawn so far.
         computed: Number of tokens (context, then drawn ones) whose keys and values the engine holds.
         reused: Context tokens that came from a cache.
-        place: Whatever the engine needs to find the turn again (a slot, a cache object).
+        place: Whatever the engine needs to find the turn again (a slot, a cache object); while the turn waits, the
+            stored prefix it will begin from.
     """
 
     __slots__ = (
@@ -141,7 +142,14 @@ class ServingEngine(ABC):
         self._check(request)
         ticket = self._next_ticket
         self._next_ticket += 1
-        self._pending.append(ActiveTurn(ticket, request))
+        turn = ActiveTurn(ticket, request)
+        if request.cache is not None:
+            # Resolved now, so that the caller may release the handle while the turn still waits.
+            entry = self._caches.pop(request.cache) if request.consume_cache else self._caches[request.cache]
+            # The last context token is always computed again: its logits are what the turn begins with.
+            turn.reused = min(request.cache_length, len(request.context) - 1, self._stored_length(entry[2]))
+            turn.place = entry[2] if turn.reused else None
+        self._pending.append(turn)
         return ticket
 
     def step(self) -> list[tuple[int, Completion]]:
@@ -166,7 +174,7 @@ class ServingEngine(ABC):
         return finished
 
     def cancel(self, ticket: int) -> None:
-        """Drop a turn that has not ended; a cache it was to consume is freed with it.
+        """Drop a turn that has not ended; a cache it consumed is gone with it.
 
         Raises:
             ValueError: No open turn has this ticket.
@@ -177,8 +185,6 @@ class ServingEngine(ABC):
                     del queue[position]
                     if queue is self._running:
                         self._end(turn, keep=False)
-                    elif turn.request.cache is not None and turn.request.consume_cache:
-                        self.release(turn.request.cache)
                     return
         raise ValueError(f"ticket {ticket} is not open: it was never issued, has finished or was cancelled")
 
@@ -269,15 +275,9 @@ class ServingEngine(ABC):
 
     def _admit(self, turn: ActiveTurn) -> None:
         """Start a queued turn, from its cached prefix where it has one."""
-        request = turn.request
-        stored: Any = None
-        if request.cache is not None:
-            entry = self._caches.pop(request.cache) if request.consume_cache else self._caches[request.cache]
-            # The last context token is always computed again: its logits are what the turn begins with.
-            length = min(request.cache_length, len(request.context) - 1, self._stored_length(entry[2]))
-            stored = entry[2] if length else None
-            turn.computed = turn.reused = length if stored is not None else 0
-        self._begin(turn, stored, turn.computed)
+        stored, turn.place = turn.place, None
+        turn.computed = turn.reused
+        self._begin(turn, stored, turn.reused)
         self._reused += turn.reused
         self._running.append(turn)
 

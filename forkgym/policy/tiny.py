@@ -1,4 +1,4 @@
-"""The tiny policy: a word-level tokenizer and a stock Qwen2 model of about half a million parameters.
+"""The tiny policy: a word-level tokenizer and a stock Qwen3 model of about half a million parameters.
 
 Saved and loaded as an ordinary Hugging Face checkpoint. How it is warm-started is in `forkgym/learn/warmstart.py`.
 """
@@ -6,13 +6,16 @@ Saved and loaded as an ordinary Hugging Face checkpoint. How it is warm-started 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers.utils import logging
 
 from forkgym.core.text import Vocabulary
 from forkgym.policy.chat import EOT, OBS, PAD, UNK
@@ -103,10 +106,11 @@ def build_model(
     max_positions: int = 512,
     seed: int = 0,
 ) -> Any:
-    """A stock Qwen2 causal language model whose first layer sees a window of three tokens only.
+    """A stock Qwen3 causal language model whose first layer sees a window of three tokens only.
 
-    The narrow first layer gives every token its two predecessors, from which copying is learnt within a minute. Tied
-    embeddings, standard deviation ``0.7 / √d`` at the start, float32.
+    The narrow layer gives every token its two predecessors, from which copying is learnt within a minute. Tied
+    embeddings, standard deviation ``0.7 / √d`` at the start, float32. Qwen3 rather than Qwen2, because `AutoTokenizer`
+    (transformers 5.24) replaces any tokenizer that lies beside a Qwen2 model by Qwen2's own.
 
     Args:
         vocab_size: V.
@@ -118,19 +122,20 @@ def build_model(
         seed: Seed of the initial weights.
 
     Returns:
-        A ``Qwen2ForCausalLM`` in training mode.
+        A ``Qwen3ForCausalLM`` in training mode.
     """
     if layers < 2 or hidden_size % (2 * heads):
         raise ValueError(
             f"needs at least 2 layers and hidden_size a multiple of 2·heads, got {layers}, {hidden_size}, {heads}"
         )
-    config = Qwen2Config(
+    config = Qwen3Config(
         vocab_size=vocab_size,
         hidden_size=hidden_size,
         intermediate_size=2 * hidden_size,
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=heads,
+        head_dim=hidden_size // heads,
         tie_word_embeddings=True,
         max_position_embeddings=max_positions,
         pad_token_id=0,
@@ -146,7 +151,19 @@ def build_model(
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return Qwen2ForCausalLM(config)
+        return Qwen3ForCausalLM(config)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bars for a file of two megabytes."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def save_checkpoint(path: str | Path, model: Any, tokenizer: Any, vocabulary: Vocabulary) -> None:
@@ -160,7 +177,8 @@ def save_checkpoint(path: str | Path, model: Any, tokenizer: Any, vocabulary: Vo
     """
     path = Path(path)
     path.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(path)
+    with _quiet():
+        model.save_pretrained(path)
     tokenizer.save_pretrained(path)
     record = _VocabularyRecord(
         digest=vocabulary_digest(vocabulary),
@@ -197,6 +215,7 @@ def load_checkpoint(path: str | Path, vocabulary: Vocabulary | None = None) -> t
             "token ids would mean other words. Make the environment with the options the checkpoint was made for, or "
             "make a new checkpoint with `forkgym warmstart`"
         )
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, local_files_only=True).eval()
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(path, local_files_only=True)
+    with _quiet():
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, local_files_only=True).eval()
+    tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
     return model, tokenizer

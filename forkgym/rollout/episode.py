@@ -6,7 +6,8 @@ so a loop (``drive``), an actor or a simulator can run it. Branching starts wher
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import msgspec
@@ -142,7 +143,7 @@ class TurnPlayer:
     def write(self, turn: int, stream: int, sampling: Sampling | None = None) -> Rollout[Completion]:
         """Generate turn ``turn`` under noise stream ``stream`` without acting; the context stays as it is."""
         self.keys.start_turn(turn, stream)
-        completion = yield GenerationRequest(
+        request = GenerationRequest(
             context=list(self.context),
             keys=self.keys,
             sampling=sampling or self.sampling,
@@ -152,6 +153,9 @@ class TurnPlayer:
             consume_cache=self.cache is not None and self.owns_cache,
             keep_cache=True,
         )
+        if request.consume_cache:
+            self.cache = None  # whoever carries the request owns it now, so that closing this rollout cannot free it
+        completion = yield request
         return completion
 
     def adopt(self, completion: Completion) -> None:
@@ -220,7 +224,7 @@ class TurnPlayer:
             evidence=info.get("evidence"),
             reward=float(reward),
             terminal=terminal,
-            action_start=_action_start(completion.tokens, self.renderer.newlines),
+            action_start=_action_start(completion.tokens, self.renderer.newlines, self.renderer.stop_tokens),
             state_hash=self.env.state_hash() if self.record_hashes else "",
         )
 
@@ -253,8 +257,46 @@ def play_episode(
     Returns:
         The episode and, when ``branchable``, the means to branch from every turn.
     """
-    options = {"split": spec.split, "task": spec.task}
-    env.reset(seed=environment_seed(spec.key), options=options)
+    player: TurnPlayer | None = None
+    snapshots: list[Snapshot] = []
+    turns: list[Turn] = []
+    try:
+        player = _start(env, spec, renderer, sampling, layout, release, max_context, record)
+        prompt = list(player.context)
+        while not player.ended:
+            if branchable:
+                snapshots.append(env.snapshot())
+            completion = yield from player.write(len(turns), 0)
+            player.adopt(completion)
+            turns.append(player.act(len(turns), completion))
+        episode = _episode(env, spec, player, prompt, turns, record)
+        if branchable:
+            snapshots.append(env.snapshot())
+        else:
+            player.drop_cache()
+        return PlayedEpisode(episode=episode, env=env, snapshots=snapshots, cache=player.cache)
+    except BaseException:
+        # An error, or the driver closed this rollout: nobody gets a result by which these could be freed.
+        for snapshot in snapshots:
+            snapshot.close()
+        if player is not None:
+            player.drop_cache()
+        env.close()
+        raise
+
+
+def _start(
+    env: TextEnv,
+    spec: EpisodeSpec,
+    renderer: Renderer,
+    sampling: Sampling,
+    layout: Layout,
+    release: Callable[[int], None],
+    max_context: int,
+    record: bool,
+) -> TurnPlayer:
+    """Reset the environment and stand before the first turn."""
+    env.reset(seed=environment_seed(spec.key), options={"split": spec.split, "task": spec.task})
     prompt = renderer.prompt(env.messages())
     keys = KeyStream(layout, spec.key, newlines=renderer.newlines)
     keys.observe(prompt)
@@ -274,15 +316,14 @@ def play_episode(
             f"the prompt of task {spec.task} of {spec.split!r} has {len(prompt)} tokens and leaves no room for a turn "
             f"of {sampling.max_tokens} within max_context={max_context}; raise max_context or shorten the task"
         )
-    snapshots: list[Snapshot] = []
-    turns: list[Turn] = []
-    while not turns or not turns[-1].terminal:
-        if branchable:
-            snapshots.append(env.snapshot())
-        completion = yield from player.write(len(turns), 0)
-        player.adopt(completion)
-        turns.append(player.act(len(turns), completion))
-    episode = Episode(
+    return player
+
+
+def _episode(
+    env: TextEnv, spec: EpisodeSpec, player: TurnPlayer, prompt: list[int], turns: list[Turn], record: bool
+) -> Episode:
+    """The trace of an episode that has ended."""
+    return Episode(
         key=spec.key,
         environment=env.spec.id if env.spec is not None else type(env).__name__,
         split=spec.split,
@@ -291,59 +332,103 @@ def play_episode(
         group=spec.group,
         member=spec.member,
         version=spec.version,
-        prompt_tokens=list(prompt),
+        prompt_tokens=prompt,
         turns=turns,
         utility=player.utility,
         success=player.success if player.success is not None else player.utility > 0.5,
         handle=env.handle().to_json() if record else "",
     )
-    if branchable:
-        snapshots.append(env.snapshot())
-    else:
-        player.drop_cache()
-    return PlayedEpisode(episode=episode, env=env, snapshots=snapshots, cache=player.cache)
 
 
-def drive(engine: Engine, rollouts: Iterable[Rollout[T]], *, max_running: int) -> list[T]:
+def drive(
+    engine: Engine,
+    rollouts: Iterable[Rollout[T]],
+    *,
+    max_running: int,
+    discard: Callable[[T], None] | None = None,
+) -> list[T]:
     """Run rollouts on an engine, at most ``max_running`` at a time, and return their results in input order.
 
-    The order in which rollouts finish never shows in the results: each depends on its keys alone.
+    The order in which rollouts finish never shows in the results: each depends on its keys alone. When anything
+    raises (a fault of the engine or of an environment, Ctrl-C), open requests are cancelled and open rollouts closed,
+    so that they free what they hold, before the error goes on.
+
+    Args:
+        engine: Source of tokens.
+        rollouts: What to run; each is started at once when it is taken.
+        max_running: Most rollouts at a time.
+        discard: Frees a finished result that will not be returned because another rollout failed.
     """
     source = enumerate(rollouts)
     results: dict[int, T] = {}
     waiting: dict[int, tuple[int, Rollout[T]]] = {}
+    arrived: list[tuple[int, Completion]] = []
 
-    def advance(number: int, rollout: Rollout[T], completion: Completion | None) -> bool:
+    def advance(number: int, rollout: Rollout[T], completion: Completion | None) -> None:
         try:
             request = next(rollout) if completion is None else rollout.send(completion)
         except StopIteration as stop:
             results[number] = stop.value
-            return False
-        waiting[engine.submit(request)] = (number, rollout)
-        return True
+            return
+        waiting[_submit(engine, rollout, request)] = (number, rollout)
 
     exhausted = False
-    while True:
-        while not exhausted and len(waiting) < max_running:
-            item = next(source, None)
-            if item is None:
-                exhausted = True
-            else:
-                advance(item[0], item[1], None)
-        if not waiting:
-            break
-        for ticket, completion in engine.step():
-            number, rollout = waiting.pop(ticket)
-            advance(number, rollout, completion)
+    try:
+        while True:
+            while not exhausted and len(waiting) < max_running:
+                item = next(source, None)
+                if item is None:
+                    exhausted = True
+                else:
+                    advance(item[0], item[1], None)
+            if not waiting:
+                break
+            arrived = engine.step()
+            while arrived:
+                ticket, completion = arrived.pop(0)
+                number, rollout = waiting.pop(ticket)
+                advance(number, rollout, completion)
+    except BaseException:
+        _abandon(engine, waiting, dict(arrived))
+        if discard is not None:
+            for result in results.values():
+                discard(result)
+        raise
     return [results[number] for number in range(len(results))]
 
 
-def _action_start(tokens: list[int], newlines: NDArray[np.uint8] | None) -> int:
-    """Index after the last newline token that has something behind it; 0 without one."""
+def _submit(engine: Engine, rollout: Rollout[T], request: GenerationRequest) -> int:
+    """Submit a rollout's request; a refused one leaves neither an open rollout nor a cache that nobody owns."""
+    try:
+        return engine.submit(request)
+    except BaseException as error:
+        rollout.close()
+        # A refusal (ValueError) comes before the engine takes the cache.
+        if isinstance(error, ValueError) and request.consume_cache and request.cache is not None:
+            with suppress(ValueError):  # the refusal may be that there is no such cache
+                engine.release(request.cache)
+        raise
+
+
+def _abandon(
+    engine: Engine, waiting: Mapping[int, tuple[int, Rollout[T]]], arrived: Mapping[int, Completion]
+) -> None:
+    """Free what rollouts in progress hold: undelivered completions' caches, open requests, the rollouts' own."""
+    for ticket, (_, rollout) in waiting.items():
+        completion = arrived.get(ticket)
+        if completion is None:
+            with suppress(ValueError):  # an interrupted step may have finished it, and its completion is lost
+                engine.cancel(ticket)
+        elif completion.cache is not None:
+            engine.release(completion.cache)
+        rollout.close()
+
+
+def _action_start(tokens: list[int], newlines: NDArray[np.uint8] | None, stop_tokens: Sequence[int] = ()) -> int:
+    """Index of the first token of the last line that holds anything but line ends and stop tokens; 0 without one."""
     if newlines is None:
         return 0
-    start = 0
-    for index, token in enumerate(tokens[:-1]):
-        if newlines[token] and index + 1 < len(tokens) - 1:
-            start = index + 1
-    return start
+    end = len(tokens)
+    while end and (tokens[end - 1] in stop_tokens or newlines[tokens[end - 1]]):
+        end -= 1
+    return next((index for index in range(end, 0, -1) if newlines[tokens[index - 1]]), 0)

@@ -116,9 +116,9 @@ class Collector:
         """
         played = self._play_groups(update, version, tasks)
         size = self.algorithm.rollout.group_size
-        groups = [[one.episode for one in played[start : start + size]] for start in range(0, len(played), size)]
-        collection = Collection(groups=groups, decisions=make_decisions(groups))
         try:
+            groups = [[one.episode for one in played[start : start + size]] for start in range(0, len(played), size)]
+            collection = Collection(groups=groups, decisions=make_decisions(groups))
             if self.algorithm.branching is not None:
                 episodes = {one.episode.key: one.episode for one in played}
                 collection.multiplier = plan_branches(
@@ -159,7 +159,15 @@ class Collector:
                         branchable=branchable,
                     )
 
-        played = self._booked("on_policy", lambda: drive(self.engine, rollouts(), max_running=self.max_running))
+        played = self._booked(
+            "on_policy",
+            lambda: drive(
+                self.engine,
+                rollouts(),
+                max_running=self.max_running,
+                discard=lambda one: one.close(self.engine),
+            ),
+        )
         self.ledger.episodes += len(played)
         return played
 

@@ -231,11 +231,11 @@ class Evaluator:
                         branchable=branchable,
                     )
 
-        return self._timed(rollouts())
+        return self._timed(rollouts(), discard=lambda one: one.close(self.engine))
 
-    def _timed(self, rollouts: Iterator[Rollout[T]]) -> list[T]:
+    def _timed(self, rollouts: Iterator[Rollout[T]], discard: Callable[[T], None] | None = None) -> list[T]:
         before, started = self.engine.statistics(), time.perf_counter()
-        results = drive(self.engine, rollouts, max_running=self.max_running)
+        results = drive(self.engine, rollouts, max_running=self.max_running, discard=discard)
         if self.ledger is not None:
             after = self.engine.statistics()
             self.ledger.add(

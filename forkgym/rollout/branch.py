@@ -61,7 +61,7 @@ def play_branch(
         played: The factual episode with its snapshots and cache.
         decision: Where to branch; only its turn number and terminal flag are read.
         index: Number of the alternative at this decision; with ``pairs`` > 1 and no ``star``, numbers above 0
-            run both arms under a fresh stream.
+            of twins run both arms under a fresh stream (independent branches share nothing that a pair could refresh).
         setting: What the update's branches share.
         release: Frees an engine cache (``engine.release``).
         same_evidence_probability: q_same for this decision; ``None`` takes the plan's.
@@ -70,7 +70,7 @@ def play_branch(
         The branch, with real tokens counted.
     """
     plan = setting.plan
-    if index > 0 and plan.pairs > 1 and not plan.star:
+    if index > 0 and plan.paired:
         return (yield from _play_pair(played, decision, index, setting, release))
     kind: BranchKind = "twin" if plan.coupling == "twin" else "independent"
     continuation = (
@@ -130,7 +130,11 @@ class _Arm:
         self.factual = episode.turns[turn]
         self.generated_tokens = 0
         self.env: TextEnv = played.env.fork()
-        self.env.restore(played.snapshots[start])
+        try:
+            self.env.restore(played.snapshots[start])
+        except BaseException:
+            self.env.close()
+            raise
         context = episode.context(start)
         keys = KeyStream(setting.layout, episode.key, newlines=setting.renderer.newlines)
         keys.observe(context)
@@ -164,7 +168,12 @@ class _Arm:
             stream = stream_id(FACTUAL_STREAM, self.turn, name, self.index)
             completion = yield from self.player.write(self.turn, stream, sampling)
             self.generated_tokens += len(completion.tokens)
-            if self._accepts(completion):
+            try:
+                accepted = self._accepts(completion)
+            except BaseException:
+                self.player.discard(completion)
+                raise
+            if accepted:
                 self.player.adopt(completion)
                 return completion, attempt + 1
             self.player.discard(completion)

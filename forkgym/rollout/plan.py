@@ -67,6 +67,16 @@ class BranchPlan(msgspec.Struct, frozen=True, kw_only=True):
     self_twin_shortcut: bool = True
     same_evidence_probability: float = 0.25
 
+    @property
+    def paired(self) -> bool:
+        """Whether alternatives after the first re-run the factual decision too, under a fresh stream of the pair."""
+        return self.pairs > 1 and not self.star and self.coupling == "twin"
+
+    @property
+    def continuations(self) -> int:
+        """Continuations a decision costs at most: 2J − 1 for pairs (Twice appendix B.6), J otherwise."""
+        return 2 * self.pairs - 1 if self.paired else self.pairs
+
 
 class ClippedSurrogate(msgspec.Struct, frozen=True, kw_only=True):
     """The policy loss: PPO/GRPO's clipped surrogate with a k3 KL term (ALGORITHMS point 9).

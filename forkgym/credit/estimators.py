@@ -103,8 +103,9 @@ def merged_returns(group: Sequence[Episode], mix: float) -> list[list[float]]:
     """Advantage of every turn with returns shared between members at the same state (ALGORITHMS "merge-annealed").
 
     With ``z_{i,t}`` = (t, set of tool results before t):
-    ``Q̂_{i,t} = (1 − m)·U_i + m·mean{U_j : z_{j,t+1} = z_{i,t+1}}`` (i included; the last turn uses U_i). While m > 0 the baseline is the mean of the other members that stand at
-    ``z_{i,t}`` where there are any, else of all others; with m = 0 this is plain RLOO. Biased while m > 0.
+    ``Q̂_{i,t} = (1 − m)·U_i + m·mean{U_j : z_{j,t+1} = z_{i,t+1}}`` (i included; the last turn uses U_i). While m > 0
+    the baseline is the mean of the other members that stand at ``z_{i,t}`` where there are any, else of all others;
+    with m = 0 this is plain RLOO. Biased while m > 0.
 
     Args:
         group: Members of one group, at least two.

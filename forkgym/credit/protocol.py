@@ -39,7 +39,8 @@ class CoinSelector(msgspec.Struct, frozen=True, kw_only=True, tag="coin"):
         minimum_propensity: q_min, so that no weight exceeds 1/q_min.
         warmup_updates: First updates that use ``warmup_propensity`` everywhere.
         warmup_propensity: q during warm-up.
-        correct_cost: Multiply predicted cost by the running ratio of real to predicted branch tokens.
+        correct_cost: Multiply predicted cost by the running ratio of real to predicted branch tokens, and take what
+            earlier updates overspent off the budget; ``False`` plans each update as if branches cost what is predicted.
     """
 
     rule: Literal["sqrt", "sqrt-score", "uniform", "mixed-outcome"] = "sqrt"

@@ -31,17 +31,22 @@ class ControllerState(msgspec.Struct, kw_only=True):
     """What earlier updates taught.
 
     Attributes:
-        discordance: The predictor η̂.
+        discordance: The predictor η̂ of P(D ≠ 0).
+        residual: The predictor of E[(D − b)²], which allocation follows where there is a control variate.
         advantage: The learned control variate b.
         cost_ratio: Running ratio of real to predicted branch tokens.
+        overspent: Branch tokens spent beyond the budget in updates after warm-up (negative: saved), at most one
+            update's budget; the next update's budget is smaller by as much.
         squared_same: Running mean of (D − b)² where the alternative brought the same evidence.
         squared_different: The same where it brought different evidence.
         squared_credit: Running mean of Â² over all decisions (``running`` scale), ``None`` before the first update.
     """
 
     discordance: Discordance = msgspec.field(default_factory=Discordance)
+    residual: Discordance = msgspec.field(default_factory=Discordance)
     advantage: RidgeRegression = msgspec.field(default_factory=lambda: RidgeRegression(size=LEARNED_INPUTS))
     cost_ratio: float = 1.0
+    overspent: float = 0.0
     squared_same: float = 0.25
     squared_different: float = 1.0
     squared_credit: float | None = None
@@ -94,7 +99,7 @@ def plan_branches(
         for key, own in by_episode.items():
             select_by_score(branching.selector, episodes[key], own)
         return 0.0
-    return _toss_coins(decisions, episodes, branching.selector, branching.plan.pairs, state, update)
+    return _toss_coins(decisions, episodes, branching.selector, branching, state, update)
 
 
 def same_evidence_probability(decision: Decision, branching: Branching, state: ControllerState) -> float:
@@ -121,11 +126,11 @@ def settle(
         (decision, branch) for decision in decisions if decision.branched for branch in decision.realised()
     ]
     weights = [_inverse_probability(decision, branch) for decision, branch in realised]
-    centre = branching.control_variate != "zero"
-    squares = [
-        min(1.0, (branch.difference - (decision.baseline if centre else 0.0)) ** 2) for decision, branch in realised
-    ]
-    state.discordance.fold([decision.features for decision, _ in realised], squares, weights)
+    features = [decision.features for decision, _ in realised]
+    squares = [min(1.0, (branch.difference - decision.baseline) ** 2) for decision, branch in realised]
+    state.discordance.fold(features, [min(1.0, branch.difference**2) for _, branch in realised], weights)
+    if branching.control_variate != "zero":
+        state.residual.fold(features, squares, weights)
     if branching.control_variate == "learned":
         state.advantage.fold(
             [_learned_inputs(decision) for decision, _ in realised],
@@ -133,7 +138,7 @@ def settle(
             weights,
         )
     _settle_evidence(realised, squares, state)
-    _settle_cost(decisions, branching.plan.pairs, state)
+    _settle_cost(decisions, branching, state)
     if credited:
         values = [decision.credit for decision in decisions if decision.credit is not None]
         if values:
@@ -163,7 +168,7 @@ def _toss_coins(
     decisions: Sequence[Decision],
     episodes: dict[int, Episode],
     selector: CoinSelector,
-    pairs: int,
+    branching: Branching,
     state: ControllerState,
     update: int,
 ) -> float:
@@ -172,15 +177,17 @@ def _toss_coins(
         chosen = [selector.warmup_propensity] * len(decisions)
     else:
         ratio = state.cost_ratio if selector.correct_cost else 1.0
-        costs = [max(1.0, decision.cost) * ratio * (2 * pairs - 1) for decision in decisions]
+        costs = [max(1.0, decision.cost) * ratio * branching.plan.continuations for decision in decisions]
+        # Where b takes part of D away, variance follows what is left.
+        predictor = state.discordance if branching.control_variate == "zero" else state.residual
         weights = [
-            _allocation_weight(selector, decision, episodes[decision.episode], cost)
+            _allocation_weight(selector, decision, episodes[decision.episode], predictor, cost)
             for decision, cost in zip(decisions, costs, strict=True)
         ]
-        factual = sum(episode.generated_tokens for episode in episodes.values())
-        multiplier = solve_multiplier(
-            weights, costs, selector.budget_fraction * factual, selector.minimum_propensity
-        )
+        budget = selector.budget_fraction * sum(episode.generated_tokens for episode in episodes.values())
+        if selector.correct_cost:
+            budget -= min(budget, max(-budget, state.overspent))
+        multiplier = solve_multiplier(weights, costs, budget, selector.minimum_propensity)
         chosen = propensities(weights, multiplier, selector.minimum_propensity)
     for decision, q in zip(decisions, chosen, strict=True):
         decision.propensity = q
@@ -189,8 +196,10 @@ def _toss_coins(
     return multiplier
 
 
-def _allocation_weight(selector: CoinSelector, decision: Decision, episode: Episode, cost: float) -> float:
-    predicted = max(decision.discordance, LOWEST_DISCORDANCE)
+def _allocation_weight(
+    selector: CoinSelector, decision: Decision, episode: Episode, predictor: Discordance, cost: float
+) -> float:
+    predicted = max(predictor.predict(decision.features), LOWEST_DISCORDANCE)
     if selector.rule == "uniform":
         return 1.0
     if selector.rule == "mixed-outcome":
@@ -237,8 +246,18 @@ def _settle_evidence(
         state.squared_different = RUNNING_DECAY * state.squared_different + (1 - RUNNING_DECAY) * mean
 
 
-def _settle_cost(decisions: Sequence[Decision], pairs: int, state: ControllerState) -> None:
-    predicted = math.fsum(max(1.0, decision.cost) * (2 * pairs - 1) for decision in decisions if decision.branched)
+def _settle_cost(decisions: Sequence[Decision], branching: Branching, state: ControllerState) -> None:
+    """Compare real with predicted tokens: as a ratio for the next prediction, as a debt for the next budget."""
+    continuations = branching.plan.continuations
+    predicted = math.fsum(max(1.0, decision.cost) * continuations for decision in decisions if decision.branched)
     real = sum(branch.generated_tokens for decision in decisions for branch in decision.branches)
     if predicted > 0.0 and real > 0:
         state.cost_ratio = min(10.0, max(0.05, 0.7 * state.cost_ratio + 0.3 * real / predicted))
+    selector = branching.selector
+    if not isinstance(selector, CoinSelector) or not decisions or decisions[0].update < selector.warmup_updates:
+        return
+    # A first turn's cost is its episode: the turn's tokens and all after it.
+    factual = math.fsum(decision.cost for decision in decisions if decision.turn == 0)
+    budget = selector.budget_fraction * factual
+    # Bounded, so that a budget that cannot be met (q_min above it, q = 1 below it) leaves no endless debt.
+    state.overspent = min(budget, max(-budget, state.overspent + real - budget))

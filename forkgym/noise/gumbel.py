@@ -27,6 +27,8 @@ from forkgym.noise.philox import check_key64, philox_blocks, words, words_at
 LARGEST_NOISE: Final = 22.88
 # A chunk's Philox blocks should fill numpy's calls without leaving the L2 cache.
 _CHUNK: Final = 32_768
+# Up to this size numpy's calls cost more than the logarithms they would save.
+_SMALL: Final = 4_096
 
 
 def noise_of_words(values: npt.NDArray[np.uint32]) -> Float:
@@ -96,6 +98,8 @@ def smallest_winning_word(need: float) -> int:
 
 def needed_noise(best: float, largest: float) -> float:
     """The noise a token of scaled logit ≤ ``largest`` needs to reach the score ``best``, less rounding."""
+    if largest == -math.inf:
+        return math.inf
     return best - largest - (1e-9 + 1e-14 * (abs(best) + abs(largest)))
 
 
@@ -120,6 +124,8 @@ def sample_bounded(logits: Any, key64: int, temperature: float = 1.0, top_p: flo
 
 def _bounded_argmax(row: Logits, key: int, temperature: float) -> int:
     """`sample_bounded` at ``top_p = 1`` of a checked row."""
+    if row.size <= _SMALL:
+        return int((scaled_row(row, temperature) + gumbel(key, row.size)).argmax())
     starts = np.arange(0, row.size, _CHUNK)
     maxima = scaled_row(np.maximum.reduceat(row, starts), temperature)
     winner = int(row.argmax())

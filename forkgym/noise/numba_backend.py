@@ -132,6 +132,8 @@ def _smallest_winning_word(need: float) -> Any:
 @_jit
 def _needed_noise(best: float, largest: float) -> float:
     """See `forkgym.noise.gumbel.needed_noise`."""
+    if largest == -np.inf:
+        return np.inf
     return best - largest - (1e-9 + 1e-14 * (abs(best) + abs(largest)))
 
 

@@ -137,6 +137,7 @@ def test_the_word_bound_is_tight_to_two_words(need):
 def test_the_needed_noise_allows_for_rounding():
     assert needed_noise(3.0, 1.0) < 2.0
     assert needed_noise(1e9 + 2, 1e9) < 2 - 1e-6
+    assert needed_noise(3.0, -math.inf) == math.inf
 
 
 def test_device_keys_hash_like_the_host():

@@ -93,7 +93,7 @@ class KeyedLuck:
 
     def random(self, name: str) -> float:
         """A uniform float in [0, 1) with 53 random bits."""
-        high, low = (int(word) for word in noise.words(self.key64(name), 2))
+        high, low, _, _ = noise.philox4x32(self.key64(name), 0)
         return ((high >> 5) * 67108864 + (low >> 6)) / 9007199254740992.0
 
     def integers(self, name: str, low: int, high: int) -> int:
@@ -107,7 +107,7 @@ class KeyedLuck:
             raise ValueError(f"luck.integers({name!r}, {low}, {high}): need low < high and at most 2**64 values")
         limit = _MAX_STREAM - _MAX_STREAM % span
         while True:
-            first, second = (int(word) for word in noise.words(self.key64(name), 2))
+            first, second, _, _ = noise.philox4x32(self.key64(name), 0)
             value = first << 32 | second
             if value < limit:
                 return low + value % span

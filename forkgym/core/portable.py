@@ -107,7 +107,7 @@ def from_portable(value: Any, depth: int = 0) -> Any:
         if len(value) != 1:
             raise ValueError("a mapping with a '$' key has exactly one key")
         return _from_special(special[0], value[special[0]], depth)
-    except (ValueError, TypeError, KeyError, binascii.Error, struct.error, OverflowError) as error:
+    except (ValueError, TypeError, LookupError, binascii.Error, struct.error, OverflowError) as error:
         raise HandleError(
             f"a value of this handle is malformed ({special[0]}: {error}). Handles are written by env.handle(); "
             "do not edit the encoded values by hand."
@@ -134,5 +134,8 @@ def _from_special(tag: str, content: Any, depth: int) -> Any:
         flat = np.frombuffer(base64.b64decode(content[-1], validate=True), dtype=dtype)
         if tag == "$scalar":
             return flat.reshape(())[()]
-        return flat.reshape([int(side) for side in content[1]]).copy()
+        shape = [int(side) for side in content[1]]
+        if any(side < 0 for side in shape):
+            raise ValueError("a negative side")
+        return flat.reshape(shape).copy()
     raise ValueError("this tag is unknown")

@@ -31,7 +31,7 @@ from forkgym.core.journal import Journal
 from forkgym.core.portable import from_portable
 from forkgym.core.verbs import ForkVerbs
 
-__all__ = ["discover", "id_of", "list_envs", "make", "register", "replay"]
+__all__ = ["creator_of", "discover", "id_of", "list_envs", "make", "register", "replay"]
 
 ENTRY_POINT_GROUP = "forkgym.envs"
 _ours: set[str] = set()
@@ -188,6 +188,15 @@ def _spec(id: str | EnvSpec) -> EnvSpec:
         f"No environment is registered as {id!r}.{nearest(id, list_envs() + list(registration.registry))} "
         "forkgym.list_envs() names forkgym's own; a third party's package must be installed or imported first."
     )
+
+
+def creator_of(env_id: str) -> Callable[..., Any]:
+    """The class or function behind a registered id (imports it).
+
+    Raises:
+        UnknownEnvironmentError: No such id.
+    """
+    return _creator(_spec(env_id))
 
 
 def _creator(spec: EnvSpec) -> Callable[..., Any]:

@@ -12,12 +12,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from forkgym.testing.conformance import ConformanceError, Finding, check_env, environment_factory
+from forkgym.testing.conformance import ConformanceError, Finding, check_env, environment_factory, example_kwargs
 
 if TYPE_CHECKING:
     from forkgym.testing.machine import ForkMachine, fork_machine
 
-__all__ = ["ConformanceError", "Finding", "ForkMachine", "check_env", "environment_factory", "fork_machine"]
+__all__ = [
+    "ConformanceError",
+    "Finding",
+    "ForkMachine",
+    "check_env",
+    "environment_factory",
+    "example_kwargs",
+    "fork_machine",
+]
 
 
 def __getattr__(name: str) -> Any:

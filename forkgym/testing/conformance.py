@@ -24,12 +24,12 @@ from forkgym.core.errors import (
 )
 from forkgym.core.handle import Handle
 from forkgym.core.luck import Luck
-from forkgym.core.registry import make, replay
+from forkgym.core.registry import creator_of, make, replay
 from forkgym.core.verbs import ForkVerbs
 from forkgym.testing import diagnosis
 from forkgym.testing.diagnosis import Answer, Factory, Script, Story, tell
 
-__all__ = ["ConformanceError", "Finding", "check_env", "environment_factory"]
+__all__ = ["ConformanceError", "Finding", "check_env", "environment_factory", "example_kwargs"]
 
 _HANDLE_OVERHEAD = 1024
 _SHORT = 5
@@ -71,15 +71,26 @@ def environment_factory(env: Any, **kwargs: Any) -> Factory:
     Args:
         env: A registered id, a class or function that makes environments, or an environment (then others of the
             same arguments are made; it is not touched).
-        **kwargs: Constructor arguments for an id or a class.
+        **kwargs: Constructor arguments for an id or a class; an id's `example_kwargs` are the default.
     """
     if isinstance(env, str):
-        return lambda: make(env, **kwargs)
+        arguments = {**example_kwargs(env), **kwargs}
+        return lambda: make(env, **arguments)
     if isinstance(env, ForkVerbs):
         return env._spawn
     if callable(env):
         return lambda: env(**kwargs)
     raise TypeError(f"check an id, a class, a function or an environment with verbs, not a {type(env).__name__}")
+
+
+def example_kwargs(env_id: str) -> dict[str, Any]:
+    """Constructor arguments with which tests can make a registered environment (`Env.example_kwargs`).
+
+    Raises:
+        LookupError: The environment needs something that this machine lacks.
+    """
+    examples = getattr(creator_of(env_id), "example_kwargs", None)
+    return dict(examples()) if callable(examples) else {}
 
 
 def check_env(env: Any, *, seeds: int = 4, steps: int = 24, **kwargs: Any) -> None:

@@ -34,6 +34,7 @@ __all__ = ["ForkMachine", "fork_machine"]
 
 _POPULATION = 5
 _EPISODE = 24
+_AFTERWARDS = 2
 _PICK = st.integers(0, 2**16)
 
 
@@ -87,15 +88,27 @@ class ForkMachine(RuleBasedStateMachine):
         self.live.append(_Track(env, ()))
         self._reset(self.live[0], seed, task)
 
+    @precondition(lambda self: any(track.ended for track in self.live))
     @rule(which=_PICK, seed=st.integers(0, 3), task=_PICK)
     def reset(self, which: int, seed: int, task: int) -> None:
         """Start another episode in one of the environments."""
         self._reset(self._one(which), seed, task)
 
-    @rule(which=_PICK, choice=st.integers(0, 7))
-    def step(self, which: int, choice: int) -> None:
-        """Take a random action; eight possible ones a turn, so that forks often meet the same."""
-        track = self._one(which)
+    @rule(which=_PICK, choices=st.lists(st.integers(0, 7), min_size=1, max_size=4))
+    def step(self, which: int, choices: list[int]) -> None:
+        """Take random actions; eight possible ones a turn, so that forks often meet the same."""
+        for choice in choices:
+            self._step(self._one(which), choice)
+
+    @precondition(lambda self: len(self.live) > 1)
+    @rule(choices=st.lists(st.integers(0, 7), min_size=1, max_size=3))
+    def step_all(self, choices: list[int]) -> None:
+        """Take the same random actions in all environments by turns."""
+        for choice in choices:
+            for track in self.live:
+                self._step(track, choice)
+
+    def _step(self, track: _Track, choice: int) -> None:
         action = track.env.sample_action(noise.generator(choice + 1))
         if track.ended:
             try:
@@ -176,10 +189,14 @@ class ForkMachine(RuleBasedStateMachine):
                 )
 
     def teardown(self) -> None:
-        """Every live environment answers as its re-execution does."""
+        """Every live environment answers as its re-execution does, now and for a few more turns."""
         try:
-            for track in self.live:
-                self._compare(track)
+            for choice in range(_AFTERWARDS):
+                for track in self.live:
+                    self._step(track, choice)
+            with another_time():
+                for track in self.live:
+                    self._compare(track)
         finally:
             for track in self.live:
                 track.env.close()

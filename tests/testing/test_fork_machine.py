@@ -15,7 +15,7 @@ TestSound = testing.fork_machine(broken.Sound, max_examples=30).TestCase
 
 def failure_of(env):
     """The first assertion that the machine raises, without hypothesis' shrinking (it would take most of the time)."""
-    machine = testing.fork_machine(env, max_examples=60, steps=25)
+    machine = testing.fork_machine(env, max_examples=150, steps=25)
     case = machine.TestCase
     case.settings = settings(case.settings, phases=[Phase.generate], database=None, derandomize=True)
     result = unittest.TestResult()
@@ -32,7 +32,9 @@ DEFECTS = [
     (broken.UnforkedTimeLimit.make, r"step counter \(a TimeLimit wrapper"),
     (broken.Recreated, "EzPickle"),
     (broken.HiddenClock, "depends on the clock"),
+    (broken.CoarseClock, "depends on the clock"),
     (broken.ForgottenField, "state is incomplete"),
+    (broken.ClassVariable, "class or module variables"),
 ]
 
 

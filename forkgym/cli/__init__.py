@@ -29,7 +29,7 @@ COMMANDS: dict[str, tuple[str | Callable[[], Command], str]] = {
     "doctor": ("forkgym.cli.doctor:DOCTOR", "say what this machine and this installation can do"),
     "train": ("forkgym.cli.training:TRAIN", "train a policy from a configuration file, or resume"),
     "eval": ("forkgym.cli.training:EVAL", "judge a run's policy or a checkpoint on held-out tasks"),
-    "warmstart": ("forkgym.cli.training:WARMSTART", "teach a small policy by imitation of a scripted expert"),
+    "warmstart": ("forkgym.cli.warmstarting:WARMSTART", "teach a small policy by imitation of a scripted expert"),
     "replay": ("forkgym.cli.replaying:REPLAY", "re-execute a handle or a recorded episode and verify it"),
     "report": ("forkgym.cli.reporting:REPORT", "tabulate runs and draw their learning curves"),
     "bench": ("forkgym.cli.bench:BENCH", "measure this machine (fork latency, throughput, …)"),

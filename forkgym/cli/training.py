@@ -39,11 +39,17 @@ def _train(arguments: argparse.Namespace, console: Console) -> int:
         console.line(f"{arguments.config} is fine; the run would lie in {config.run_directory}")
         return OK
     from forkgym.learn.checkpoint import CheckpointError
-    from forkgym.train.trainer import train
+    from forkgym.train.trainer import Trainer
 
     try:
-        with make_progress(console) as progress, bad_input(CheckpointError):
-            result = train(config, progress=progress)
+        with make_progress(console) as progress:
+            # Only the set-up fails by what the user wrote; an error while training is a defect and shows itself.
+            with bad_input(ValueError, TypeError, CheckpointError):
+                trainer = Trainer(config, progress=progress)
+            try:
+                result = trainer.run()
+            finally:
+                trainer.close()
     except KeyboardInterrupt:
         console.error(
             f"stopped. Everything up to the last checkpoint is kept in {config.run_directory}; "
@@ -129,17 +135,16 @@ def _eval(arguments: argparse.Namespace, console: Console) -> int:
     policy = msgspec.structs.replace(policy, **{key: value for key, value in changes.items() if value is not None})
     from forkgym.train.judge import judge
 
-    with bad_input():
-        results = judge(
-            environment,
-            policy,
-            split=arguments.split or settings.split,
-            tasks=arguments.tasks or settings.tasks,
-            samples=arguments.samples,
-            seed=settings.seed if arguments.seed is None else arguments.seed,
-            temperature=arguments.temperature,
-            top_p=arguments.top_p,
-        )
+    results = judge(
+        environment,
+        policy,
+        split=arguments.split or settings.split,
+        tasks=arguments.tasks or settings.tasks,
+        samples=arguments.samples,
+        seed=settings.seed if arguments.seed is None else arguments.seed,
+        temperature=arguments.temperature,
+        top_p=arguments.top_p,
+    )
     rows = [{key: value for key, value in msgspec.to_builtins(r).items() if key != "per_task"} for r in results]
     console.table(rows, title=f"{policy.checkpoint} on {environment.id}")
     if arguments.json:

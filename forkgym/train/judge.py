@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from forkgym.core import ForkgymError
 from forkgym.store import RunStore
 from forkgym.train.build import build_engine, environment_maker, load_policy
 from forkgym.train.config import ConfigError, EnvironmentConfig, PolicyConfig, TrainConfig, config_from_json
@@ -41,16 +42,22 @@ def judge(
     Raises:
         ConfigError: No such checkpoint or split.
     """
-    make_env = environment_maker(environment)
-    env = make_env()
     try:
-        splits = env.splits
-    finally:
-        env.close()
-    if split not in splits:
-        raise ConfigError(environment.id, [f"there is no split {split!r}; there are {', '.join(splits)}."])
-    model, _, renderer = load_policy(policy, make_env)
-    engine = build_engine(policy, model, renderer, version=0)
+        make_env = environment_maker(environment)
+        env = make_env()
+        try:
+            splits = env.splits
+        finally:
+            env.close()
+        if split not in splits:
+            raise ConfigError(environment.id, [f"there is no split {split!r}; there are {', '.join(splits)}."])
+        model, _, renderer = load_policy(policy, make_env)
+        engine = build_engine(policy, model, renderer, version=0)
+    except (ValueError, TypeError, OSError) as error:
+        # Up to here everything depends on what was asked for, later errors are defects.
+        if isinstance(error, ForkgymError):
+            raise
+        raise ConfigError(policy.checkpoint, [f"{error}."]) from error
     evaluator = Evaluator(
         engine,
         renderer,

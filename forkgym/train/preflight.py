@@ -46,9 +46,17 @@ def preflight(config: TrainConfig, *, source: str = "configuration") -> Algorith
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         problems.append(f"training needs {', '.join(missing)}: pip install 'forkgym[train]'.")
+    elif config.policy.device == "cuda" and not _has_cuda():
+        problems.append("policy.device: torch finds no CUDA device; use 'auto' or 'cpu'.")
     if problems or algorithm is None:
         raise ConfigError(source, problems)
     return algorithm
+
+
+def _has_cuda() -> bool:
+    import torch
+
+    return bool(torch.cuda.is_available())
 
 
 def _environment_problems(config: TrainConfig) -> list[str]:

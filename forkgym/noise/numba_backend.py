@@ -31,8 +31,16 @@ _W1 = np.uint64(0xBB67AE85)
 
 
 def _jit(function: Function) -> Function:
-    """Compile without fast-math: results must not depend on the vector width. Cached; releases the GIL."""
-    return cast(Function, numba.njit(cache=True, error_model="numpy", nogil=True)(function))
+    """Compile without fast-math, because results must not depend on the vector width; releases the GIL.
+
+    Compiled code is kept on disk; where neither the package's folder nor the user's cache can be written, it is
+    compiled anew in each process.
+    """
+    options = {"error_model": "numpy", "nogil": True}
+    try:
+        return cast(Function, numba.njit(cache=True, **options)(function))
+    except RuntimeError:  # numba's word for "no place to cache this file"
+        return cast(Function, numba.njit(**options)(function))
 
 
 def _inline(function: Function) -> Function:

@@ -180,6 +180,15 @@ def test_the_kernels_mean_the_same_interpreted_as_compiled(monkeypatch):
         np.testing.assert_allclose(value, expected, rtol=1e-13 if expected.dtype == np.float64 else 0)
 
 
+def test_kernels_compile_where_nothing_can_be_cached():
+    """numba refuses to cache a function that no file holds, as it does where no folder can be written."""
+    from forkgym.noise.numba_backend import _jit
+
+    names = {}
+    exec("def double(x):\n    return 2 * x", names)
+    assert _jit(names["double"])(21) == 42
+
+
 # --- the distribution ---------------------------------------------------------------------------------------
 
 

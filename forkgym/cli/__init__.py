@@ -95,12 +95,14 @@ def _run(arguments: list[str], console: Console) -> int:
     )
     command.configure(subparser)
     subparser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    subparser.add_argument("-v", "--verbose", action="count", default=0, help="log more (twice: everything)")
+    if command.logs:
+        subparser.add_argument("-v", "--verbose", action="count", default=0, help="log more (twice: everything)")
     try:
         parsed = subparser.parse_args(arguments[position + 1 :])
     except SystemExit as end:
         return int(end.code or 0)
-    configure_logging(parsed.verbose)
+    if command.logs:
+        configure_logging(parsed.verbose)
     return command.run(parsed, console)
 
 

@@ -29,11 +29,13 @@ class Command:
         description: What ``forkgym NAME --help`` says above the options.
         configure: Adds the arguments.
         run: Does the work and returns the exit code; raises ForkgymError or UsageError for bad input.
+        logs: Takes ``--verbose`` and sets structlog up (importing it takes a while, so not every command does).
     """
 
     description: str
     configure: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace, Console], int]
+    logs: bool = False
 
 
 @contextmanager

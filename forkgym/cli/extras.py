@@ -9,8 +9,8 @@ __all__ = ["extra_of", "extras", "installed_version", "missing_by_extra"]
 
 _REQUIREMENT = re.compile(r"^([A-Za-z0-9._-]+)")
 _EXTRA = re.compile(r"""extra\s*==\s*["']([^"']+)["']""")
-_MODULES = {"PyStemmer": "Stemmer"}
-"""Distributions whose module has another name."""
+_MODULES = {"pystemmer": "stemmer"}
+"""Distributions whose module has another name (both in lower case)."""
 
 
 def extras() -> dict[str, list[str]]:
@@ -45,6 +45,6 @@ def extra_of(module: str) -> str | None:
     """The extra that brings a module, e.g. ``train`` for ``torch``."""
     wanted = module.partition(".")[0].lower().replace("_", "-")
     for extra, names in extras().items():
-        if any(wanted in (name.lower(), _MODULES.get(name, "").lower()) for name in names):
+        if any(wanted in (name.lower(), _MODULES.get(name.lower())) for name in names):
             return extra
     return None

@@ -210,5 +210,8 @@ TRAIN = Command(
     "Train a policy. A run that was stopped or killed resumes when the same command is called again.",
     _configure_train,
     _train,
+    logs=True,
 )
-EVAL = Command("Judge a run's trained policy, or any checkpoint, sampled and greedy.", _configure_eval, _eval)
+EVAL = Command(
+    "Judge a run's trained policy, or any checkpoint, sampled and greedy.", _configure_eval, _eval, logs=True
+)

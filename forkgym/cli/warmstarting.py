@@ -92,4 +92,5 @@ WARMSTART = Command(
     "Teach a small policy by imitation of an environment's scripted expert, in false worlds redrawn all the time.",
     _configure,
     _warmstart,
+    logs=True,
 )

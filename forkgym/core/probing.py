@@ -2,7 +2,8 @@
 
 Copies are asked a few random actions and must tell the same story: one copy, a second taken after the first was used
 (so the original did not notice), a copy of a copy, and the environment re-executed from its seed, which knows nothing
-of copies. The verdict is kept for the process, per chain of classes, id and arguments.
+of copies. This happens where the episode stands, and again a few turns into an episode of a chain made for the
+purpose, since much goes unnoticed at the start. The verdict is kept for the process, per chain, id and arguments.
 """
 
 from __future__ import annotations
@@ -37,13 +38,14 @@ class Choice(NamedTuple):
     reasons: list[str]
 
 
-def choose(env: AnyEnv, reexecuted: Callable[[], AnyEnv] | None) -> Choice:
+def choose(env: AnyEnv, reexecuted: Callable[[], AnyEnv] | None, fresh: Callable[[], AnyEnv]) -> Choice:
     """The first way that passes the test for this chain.
 
     Args:
         env: The chain, in an episode. It is copied, never stepped.
         reexecuted: Makes the chain once more and brings it to the same state from the seed; None if the episode was
             not recorded.
+        fresh: Makes the chain once more, not yet reset; may raise `ForkUnsupportedError`.
     """
     description = _description(env)
     known = _verified.get(description)
@@ -55,16 +57,59 @@ def choose(env: AnyEnv, reexecuted: Callable[[], AnyEnv] | None) -> Choice:
         return Choice(known, None, [])
     reasons: list[str] = []
     reference = None if reexecuted is None else _reference(reexecuted, reasons)
-    for way in ways:
-        reason = _test(env, way, reference)
-        if reason is None:
-            _verified[description] = way.name
-            return Choice(way.name, way, reasons)
-        reasons.append(f"{way.name}: {reason}")
+    later = _later_in_an_episode(fresh)
+    try:
+        for way in ways:
+            reason = _test(env, way, reference)
+            if reason is None and later is not None:
+                reason = _test(later[0], way, later[1])
+            if reason is None:
+                _verified[description] = way.name
+                return Choice(way.name, way, reasons)
+            reasons.append(f"{way.name}: {reason}")
+    finally:
+        if later is not None:
+            later[0].close()
     if reference is None:
         return Choice(None, None, reasons)
     _verified[description] = "replay"
     return Choice("replay", None, reasons)
+
+
+def _later_in_an_episode(fresh: Callable[[], AnyEnv]) -> tuple[AnyEnv, list[bytes] | None] | None:
+    """A chain a few turns into an episode, and what another at the same place tells (None if it is not the same).
+
+    None where the chain cannot be made again, or every episode ends at once.
+    """
+    for turns in range(_STEPS // 2, 0, -1):
+        try:
+            env, twin = fresh(), fresh()
+        except ForkUnsupportedError:
+            return None
+        answers = [_play(each, turns) for each in (env, twin)]
+        if answers[0] is not None and answers[1] is not None:
+            story = _story(twin) if answers[0] == answers[1] else None
+            twin.close()
+            return env, story
+        env.close()
+        twin.close()
+    return None
+
+
+def _play(env: AnyEnv, turns: int) -> list[bytes] | None:
+    """The answers to a few keyed random actions after a reset; None if the episode ends within them."""
+    rng = noise.generator(_KEY + 1)
+    env.reset(seed=0)
+    answers = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(turns):
+            env.action_space.seed(int(rng.integers(2**31)))
+            observation, reward, terminated, truncated, _info = env.step(env.action_space.sample())
+            if terminated or truncated:
+                return None
+            answers.append(_form((observation, reward)))
+    return answers
 
 
 def _description(env: AnyEnv) -> tuple[Any, ...]:

@@ -40,7 +40,7 @@ def fork(env: AnyEnv, *, luck: Luck = SAME) -> Any:
         return env.fork(luck=luck)
     if not isinstance(env, gymnasium.Env):
         raise ForkUnsupportedError(f"fork takes a Gymnasium environment, not a {type(env).__name__}.")
-    choice = choose(env, None)
+    choice = choose(env, None, lambda: _made_again(env))
     if choice.way is None:
         raise ForkUnsupportedError(
             f"{env} cannot be copied. Tried {'; '.join(choice.reasons)}. Make it with forkgym.make, or call "
@@ -170,19 +170,7 @@ class ForkableWrapper(ForkVerbs, gymnasium.Wrapper[Any, Any, Any, Any]):
     def _new_chain(self) -> AnyEnv:
         if self._rebuild_chain is not None:
             return self._rebuild_chain()
-        spec = self.env.spec
-        if spec is None:
-            raise ForkUnsupportedError(
-                f"{self._name()} has no spec, so it cannot be made again for a replay. Make it with gymnasium.make, or "
-                "pass forkgym.wrap(env, rebuild=function_that_makes_it)."
-            )
-        try:
-            return gymnasium.make(spec)
-        except (ValueError, TypeError) as error:
-            raise ForkUnsupportedError(
-                f"{self._name()} cannot be made again from its spec: {error} Pass "
-                "forkgym.wrap(env, rebuild=function_that_makes_it)."
-            ) from error
+        return _made_again(self.env)
 
     def _around(self, chain: AnyEnv) -> Self:
         return type(self)(chain, rebuild=self._rebuild_chain, limit_given=self._limit_given)
@@ -248,7 +236,7 @@ class ForkableWrapper(ForkVerbs, gymnasium.Wrapper[Any, Any, Any, Any]):
                 return scratch._way()
             finally:
                 scratch.close()
-        choice = choose(self.env, self._reexecuted)
+        choice = choose(self.env, self._reexecuted, self._new_chain)
         if choice.name is None:
             raise ForkUnsupportedError(
                 f"{self._name()} cannot be forked faithfully. Tried {'; '.join(choice.reasons)}. Give the environment "
@@ -259,6 +247,23 @@ class ForkableWrapper(ForkVerbs, gymnasium.Wrapper[Any, Any, Any, Any]):
     def _reexecuted(self) -> AnyEnv:
         """The chain brought to this state once more, from the seed."""
         return self._rebuild(self._require_episode("fork")).env
+
+
+def _made_again(env: AnyEnv) -> AnyEnv:
+    """The same chain from its spec, not yet reset."""
+    name = type(env.unwrapped).__name__
+    if env.spec is None:
+        raise ForkUnsupportedError(
+            f"{name} has no spec, so it cannot be made again for a replay. Make it with gymnasium.make, or pass "
+            "forkgym.wrap(env, rebuild=function_that_makes_it)."
+        )
+    try:
+        return gymnasium.make(env.spec)
+    except (ValueError, TypeError) as error:
+        raise ForkUnsupportedError(
+            f"{name} cannot be made again from its spec: {error} Pass "
+            "forkgym.wrap(env, rebuild=function_that_makes_it)."
+        ) from error
 
 
 def _refresh_plain(child: AnyEnv, stream: int) -> None:

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import torch
 
-from forkgym.core import TextEnv, make
+from forkgym.core import TextEnv, UnknownArgumentError, make
 from forkgym.learn.sft import Relabel, batches, render_demonstration, train_supervised
 from forkgym.noise import KeyStream, Layout, episode_id, generator, stream_id
 from forkgym.policy.chat import TinyRenderer
@@ -27,6 +27,7 @@ from forkgym.rollout.episode import EpisodeSpec, Rollout, drive, environment_see
 
 __all__ = [
     "REPORT_FILE",
+    "PolicyFigures",
     "SuccessRate",
     "WarmStartReport",
     "evaluate_policy",
@@ -74,6 +75,24 @@ class SuccessRate(msgspec.Struct, frozen=True):
         return f"{self.overall:.3f}  [" + ", ".join(parts) + "]"
 
 
+class PolicyFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """What a tiny policy can do on held-out questions, and that it reads its answers rather than remembers them.
+
+    Attributes:
+        sampled: Success of sampled episodes (τ = 1).
+        greedy: Success of greedy episodes.
+        relabelled: Sampled success in a world whose names are permuted, or ``None`` where there is none.
+        closed_book: Greedy success when the answer is forced in the first turn, before any search.
+        one_search: Greedy success when the answer is forced in the second turn.
+    """
+
+    sampled: SuccessRate
+    greedy: SuccessRate
+    relabelled: SuccessRate | None
+    closed_book: SuccessRate
+    one_search: SuccessRate
+
+
 class WarmStartReport(msgspec.Struct, frozen=True, kw_only=True):
     """How a checkpoint was made and what it can do (written beside it; holds no times, so a rebuild is identical).
 
@@ -90,12 +109,8 @@ class WarmStartReport(msgspec.Struct, frozen=True, kw_only=True):
         parameters: Number of the model's parameters.
         vocabulary: V.
         loss: Mean cross-entropy of the last 50 steps, nats a token.
-        split: Held-out split of the figures below.
-        sampled: Success of sampled episodes (τ = 1).
-        greedy: Success of greedy episodes.
-        relabelled: Sampled success in a world whose names are permuted, or ``None`` where there is none.
-        closed_book: Greedy success when the answer is forced in the first turn, before any search.
-        one_search: Greedy success when the answer is forced in the second turn.
+        split: Held-out split of the figures.
+        figures: What the policy can do.
         weights: BLAKE2b-128 of the weights file.
         made_with: Versions of the libraries and the CPU capability that the weights' last bits depend on.
     """
@@ -113,27 +128,24 @@ class WarmStartReport(msgspec.Struct, frozen=True, kw_only=True):
     vocabulary: int
     loss: float
     split: str
-    sampled: SuccessRate
-    greedy: SuccessRate
-    relabelled: SuccessRate | None
-    closed_book: SuccessRate
-    one_search: SuccessRate
+    figures: PolicyFigures
     weights: str
     made_with: dict[str, str]
 
     def lines(self) -> list[str]:
         """The report for a terminal."""
-        relabelled = "not available" if self.relabelled is None else self.relabelled.describe()
-        share = self.one_search.one_hop_share
+        figures = self.figures
+        relabelled = "not available" if figures.relabelled is None else figures.relabelled.describe()
+        share = figures.one_search.one_hop_share
         return [
             f"{self.environment} {self.env_kwargs}: {self.steps} steps on {self.demonstrations} demonstrations "
             f"(error rate {self.error_rate}, utility {self.expert_utility:.2f}), {self.parameters:,} parameters",
             f"loss                 {self.loss:.3f} nats a token",
-            f"sampled              {self.sampled.describe()}  multi-hop {self.sampled.multi_hop:.3f}",
-            f"greedy               {self.greedy.describe()}  multi-hop {self.greedy.multi_hop:.3f}",
+            f"sampled              {figures.sampled.describe()}  multi-hop {figures.sampled.multi_hop:.3f}",
+            f"greedy               {figures.greedy.describe()}  multi-hop {figures.greedy.multi_hop:.3f}",
             f"relabelled, sampled  {relabelled}",
-            f"closed book          {self.closed_book.describe()}  (at most 0.05 is wanted)",
-            f"after one search     {self.one_search.describe()}  (at most {share + 0.05:.3f} is wanted)",
+            f"closed book          {figures.closed_book.describe()}  (at most 0.05 is wanted)",
+            f"after one search     {figures.one_search.describe()}  (at most {share + 0.05:.3f} is wanted)",
         ]
 
 
@@ -145,13 +157,13 @@ def warm_start(
     seed: int = 0,
     steps: int = 400,
     demonstrations: int = 8_000,
-    error_rate: float = 0.1,
+    error_rate: float = 0.08,
     batch_size: int = 32,
     learning_rate: float = 2e-3,
     evaluation_split: str = "test",
     evaluation_tasks: int = 400,
     relabelled_kwargs: Mapping[str, Any] | None = None,
-    answer_prefix: str = "\n answer",
+    answer_word: str = "answer",
     progress: Callable[[str], None] | None = None,
 ) -> WarmStartReport:
     """Train a tiny policy on an environment's scripted expert, measure it, and write checkpoint and report.
@@ -173,7 +185,7 @@ def warm_start(
         evaluation_tasks: Most tasks a figure is measured on.
         relabelled_kwargs: Keyword arguments that make the same environment with permuted names; by default
             ``{"relabel": 1}`` where the environment takes it.
-        answer_prefix: How a turn that answers begins, for the closed-book figures.
+        answer_word: How the line begins that answers, for the closed-book figures.
         progress: Called with a line of text now and then.
 
     Returns:
@@ -218,7 +230,7 @@ def warm_start(
         tasks=evaluation_tasks,
         seed=seed,
         relabelled_kwargs=_relabelled(env_id, env_kwargs) if relabelled_kwargs is None else relabelled_kwargs,
-        answer_prefix=answer_prefix,
+        answer_word=answer_word,
     )
     report = WarmStartReport(
         environment=env_id,
@@ -236,7 +248,7 @@ def warm_start(
         split=evaluation_split,
         weights=hashlib.blake2b((Path(output) / "model.safetensors").read_bytes(), digest_size=16).hexdigest(),
         made_with=_versions(),
-        **figures,
+        figures=figures,
     )
     (Path(output) / REPORT_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
     for line in report.lines():
@@ -273,9 +285,9 @@ def evaluate_policy(
     tasks: int,
     seed: int,
     relabelled_kwargs: Mapping[str, Any] | None,
-    answer_prefix: str,
-) -> dict[str, SuccessRate | None]:
-    """Measure a tiny policy: the figures of `WarmStartReport`, by name.
+    answer_word: str,
+) -> PolicyFigures:
+    """Measure a tiny policy.
 
     Args:
         model: The policy.
@@ -286,7 +298,7 @@ def evaluate_policy(
         tasks: Most tasks.
         seed: Seed of the choice of tasks and of the noise.
         relabelled_kwargs: See `warm_start`; ``None`` leaves the figure out.
-        answer_prefix: How a turn that answers begins.
+        answer_word: How the line begins that answers.
     """
     engine = TorchEngine(model, renderer, device="cpu", max_context=_MAX_CONTEXT)
     probe = _text_env(env_id, env_kwargs)
@@ -314,21 +326,19 @@ def evaluate_policy(
 
     def forced(free_turns: int) -> SuccessRate:
         rollouts = (
-            _forced_answer(
-                _text_env(env_id, env_kwargs), renderer, greedy, split, task, seed, free_turns, answer_prefix
-            )
+            _forced_answer(_text_env(env_id, env_kwargs), renderer, greedy, split, task, seed, free_turns, answer_word)
             for task in chosen
         )
         results = drive(engine, rollouts, max_running=engine.max_running)
         return _rate(_hops(probe, split, chosen), results)
 
-    return {
-        "sampled": played(env_kwargs, sampled),
-        "greedy": played(env_kwargs, greedy),
-        "relabelled": None if relabelled_kwargs is None else played({**env_kwargs, **relabelled_kwargs}, sampled),
-        "closed_book": forced(0),
-        "one_search": forced(1),
-    }
+    return PolicyFigures(
+        sampled=played(env_kwargs, sampled),
+        greedy=played(env_kwargs, greedy),
+        relabelled=None if relabelled_kwargs is None else played({**env_kwargs, **relabelled_kwargs}, sampled),
+        closed_book=forced(0),
+        one_search=forced(1),
+    )
 
 
 def _forced_answer(
@@ -339,16 +349,22 @@ def _forced_answer(
     task: int,
     seed: int,
     free_turns: int,
-    prefix: str,
+    answer_word: str,
 ) -> Rollout[bool]:
-    """Play some turns freely, then put the beginning of an answer into the policy's mouth; true when it is right."""
+    """Play some turns freely; in the next, let it think up to the newline and force an answer: true when right."""
     key = episode_id(seed, split, 0, task, 0)
     env.reset(seed=environment_seed(key), options={"split": split, "task": task})
     context = renderer.prompt(env.messages())
     keys = KeyStream(Layout.TURN_LINE, key, newlines=renderer.newlines)
+    newline = renderer.encode("\n")[0]
     for turn in range(free_turns + 1):
         keys.start_turn(turn, 0)
-        begun = renderer.encode(prefix) if turn == free_turns else []
+        begun: list[int] = []
+        if turn == free_turns:
+            until_newline = msgspec.structs.replace(sampling, stop_tokens=(*sampling.stop_tokens, newline))
+            thought = yield GenerationRequest(context=context, keys=keys, sampling=until_newline, keep_cache=False)
+            begun = [token for token in thought.tokens if token not in until_newline.stop_tokens]
+            begun += [newline, *renderer.encode(answer_word)]
         completion = yield GenerationRequest(context=context + begun, keys=keys, sampling=sampling, keep_cache=False)
         text = renderer.decode(begun + completion.tokens)
         observation, _, terminated, truncated, info = env.step(text)
@@ -374,7 +390,7 @@ def _rate(hops: Sequence[int], results: Sequence[bool]) -> SuccessRate:
 
 
 def _text_env(env_id: str, env_kwargs: Mapping[str, Any]) -> TextEnv:
-    env = make(env_id, **env_kwargs).unwrapped
+    env = make(env_id, **env_kwargs)
     if not isinstance(env, TextEnv):
         raise TypeError(f"{env_id} is no TextEnv: the tiny policy speaks in words")
     return env
@@ -383,7 +399,7 @@ def _text_env(env_id: str, env_kwargs: Mapping[str, Any]) -> TextEnv:
 def _relabelled(env_id: str, env_kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
     try:
         _text_env(env_id, {**env_kwargs, "relabel": 1})
-    except TypeError:
+    except UnknownArgumentError:
         return None  # the environment has no relabelled twin; the report says so
     return {"relabel": 1}
 
@@ -392,7 +408,7 @@ def _versions() -> dict[str, str]:
     import transformers
 
     return {
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "transformers": transformers.__version__,
         "numpy": np.__version__,
         "cpu": torch.backends.cpu.get_cpu_capability(),

@@ -108,10 +108,7 @@ def play_branch(
 
 
 class _Arm:
-    """One trajectory that leaves the factual episode at ``turn``; owns a fork of its environment.
-
-    It starts at the state before ``start`` (``turn`` itself, or ``turn + 1`` for the factual arm of a pair).
-    """
+    """One trajectory from the state before ``turn`` of the factual episode on; owns a fork of its environment."""
 
     def __init__(
         self,
@@ -120,9 +117,7 @@ class _Arm:
         index: int,
         setting: BranchSetting,
         release: Callable[[int], None],
-        start: int | None = None,
     ) -> None:
-        start = turn if start is None else start
         episode = played.episode
         self.turn = turn
         self.index = index
@@ -131,14 +126,14 @@ class _Arm:
         self.generated_tokens = 0
         self.env: TextEnv = played.env.fork()
         try:
-            self.env.restore(played.snapshots[start])
+            self.env.restore(played.snapshots[turn])
         except BaseException:
             self.env.close()
             raise
-        context = episode.context(start)
+        context = episode.context(turn)
         keys = KeyStream(setting.layout, episode.key, newlines=setting.renderer.newlines)
         keys.observe(context)
-        keys.counter = episode.generated_before(start)
+        keys.counter = episode.generated_before(turn)
         self.player = TurnPlayer(
             self.env,
             context,
@@ -152,7 +147,7 @@ class _Arm:
             cache_length=len(context),
             owns_cache=False,
         )
-        self.player.utility = sum(earlier.reward for earlier in episode.turns[:start])
+        self.player.utility = sum(earlier.reward for earlier in episode.turns[:turn])
 
     def propose(self, purpose: str = "alternative") -> Rollout[tuple[Completion | None, int]]:
         """Draw alternative turns until the proposal accepts one; ``None`` when it gives up."""
@@ -198,6 +193,23 @@ class _Arm:
         """Execute the alternative turn."""
         return self.player.act(self.turn, completion)
 
+    def repeat(self) -> Turn:
+        """Execute the factual turn once more: its tokens again, the environment's answer under this arm's luck."""
+        written = self.factual
+        self.player.keys.start_turn(self.turn, FACTUAL_STREAM)
+        for token in written.tokens:
+            self.player.keys.advance(token)
+        if self.player.cache is not None:
+            self.player.cache_length += len(written.tokens)
+        completion = Completion(
+            tokens=list(written.tokens),
+            logprobs=list(written.logprobs),
+            entropies=list(written.entropies),
+            collisions=list(written.collisions),
+            finish_reason="stop" if written.finish_reason == "stop" else "length",
+        )
+        return self.player.act(self.turn, completion, written.action)
+
     def follow(self, stream: int) -> Rollout[list[Turn]]:
         """Play the turns after ``turn`` under ``stream`` until the episode ends."""
         turns: list[Turn] = []
@@ -222,7 +234,10 @@ def _play_pair(
     setting: BranchSetting,
     release: Callable[[int], None],
 ) -> Rollout[Branch]:
-    """Pair j ≥ 2 (Twice appendix B.6): the factual decision and a fresh alternative under one fresh stream."""
+    """Pair j ≥ 2 (Twice appendix B.6): the factual decision and a fresh alternative under one fresh stream.
+
+    The environment's luck in the decision's own turn is downstream of the decision, so both arms draw it afresh.
+    """
     stream = stream_id(FACTUAL_STREAM, decision.turn, "pair", index, index)
     branch = _new_branch(played.episode, decision, index, "pair", setting)
     arm = _Arm(played, decision.turn, index, setting, release)
@@ -241,12 +256,12 @@ def _play_pair(
         branch.turns = [arm.act(completion)]
         branch.turns += yield from arm.follow(stream)
         branch.utility = arm.player.utility
-        if not factual.terminal:
-            control = _Arm(played, decision.turn, index, setting, release, start=decision.turn + 1)
-            control.refresh_luck(stream)
-            branch.factual_turns = yield from control.follow(stream)
-            branch.factual_utility = control.player.utility
-        branch.generated_tokens = arm.generated_tokens + (control.generated_tokens if control else 0)
+        control = _Arm(played, decision.turn, index, setting, release)
+        control.refresh_luck(stream)
+        branch.factual_turns = [control.repeat()]
+        branch.factual_turns += yield from control.follow(stream)
+        branch.factual_utility = control.player.utility
+        branch.generated_tokens = arm.generated_tokens + control.generated_tokens
         return branch
     finally:
         arm.close()

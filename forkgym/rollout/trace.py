@@ -160,7 +160,8 @@ class Branch(msgspec.Struct, kw_only=True):
         stream: 64-bit stream id of the alternative turn.
         proposal_attempts: Turns drawn until the proposal accepted one (1 without rejection).
         turns: The alternative turn, then the continuation; empty when the proposal gave up.
-        factual_turns: For ``pair``: the continuation of the *factual* decision under the fresh stream.
+        factual_turns: For ``pair``: the *factual* turn once more (the same tokens, answered under the fresh stream's
+            luck), then its continuation under that stream.
         self_twin: The alternative equals the factual turn token for token; nothing was continued, D = 0.
         same_evidence: e: the alternative differs, neither turn is terminal, the observations are equal.
         continued: S: the branch was followed to its end (true for terminal alternatives and self-twins).

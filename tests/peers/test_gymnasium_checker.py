@@ -28,9 +28,6 @@ def test_gymnasiums_checker_passes(env_id, make):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", message=".*different from the unwrapped version.*")
-        warnings.filterwarnings("ignore", message=".*render modes.*")
-        warnings.filterwarnings("ignore", message=".*not checking render.*")
-        warnings.filterwarnings("ignore", message=".*spec.*")
         check_env(env, skip_render_check=True)
     env.close()
 

@@ -90,19 +90,9 @@ class AtlasEnv(TextEnv):
         relabel: int | None = None,
         instructions: bool = False,
     ) -> None:
-        if world not in WORLDS:
-            raise ValueError(f"world must be one of {', '.join(WORLDS)}, got {world!r}")
-        if not hops or any(h not in HOPS for h in hops):
-            raise ValueError(f"hops must be some of 1, 2, 3, 4, got {hops!r}")
-        if type(max_turns) is not int or max_turns < 1:
-            raise ValueError(f"max_turns must be a whole number of at least 1, got {max_turns!r}")
-        if invalid not in ("hint", "end"):
-            raise ValueError(f"invalid must be 'hint' or 'end', got {invalid!r}")
-        for name, value in (("retrieval_noise", retrieval_noise), ("search_cost", search_cost)):
-            if not 0 <= value <= 1:
-                raise ValueError(f"{name} must be in [0, 1], got {value!r}")
-        if relabel is not None and type(relabel) is not int:
-            raise ValueError(f"relabel must be None or an integer seed, got {relabel!r}")
+        _check_arguments(world, hops, max_turns, invalid, relabel)
+        _check_share("retrieval_noise", retrieval_noise)
+        _check_share("search_cost", search_cost)
         self.max_turns = max_turns
         self.system_prompt = INSTRUCTIONS if instructions else ""
         self._world = load_world(world, relabel)
@@ -266,7 +256,26 @@ class AtlasEnv(TextEnv):
         return {"world": "small"}
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def _tasks(world: str, relabel: int | None, hops: tuple[int, ...]) -> dict[str, tuple[Question, ...]]:
     questions = load_questions(world, relabel)
     return {split: tuple(q for q in questions[split] if q.hops in hops) for split in SPLITS}
+
+
+# The arguments come from configurations and handles, so their types are not to be trusted.
+def _check_arguments(world: Any, hops: Any, max_turns: Any, invalid: Any, relabel: Any) -> None:
+    if world not in WORLDS:
+        raise ValueError(f"world must be one of {', '.join(WORLDS)}, got {world!r}")
+    if not isinstance(hops, Sequence) or not hops or any(h not in HOPS for h in hops):
+        raise ValueError(f"hops must be a list of some of 1, 2, 3, 4, got {hops!r}")
+    if type(max_turns) is not int or max_turns < 1:
+        raise ValueError(f"max_turns must be a whole number of at least 1, got {max_turns!r}")
+    if invalid not in ("hint", "end"):
+        raise ValueError(f"invalid must be 'hint' or 'end', got {invalid!r}")
+    if relabel is not None and type(relabel) is not int:
+        raise ValueError(f"relabel must be None or an integer seed, got {relabel!r}")
+
+
+def _check_share(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise ValueError(f"{name} must be a number in [0, 1], got {value!r}")

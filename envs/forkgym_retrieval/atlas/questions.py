@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import combinations
 from math import ceil
 from typing import Final
@@ -150,15 +150,18 @@ def load_questions(name: str = "default", relabel: int | None = None) -> dict[st
     Returns:
         Split (one of :data:`SPLITS`) to its questions. Do not change it: it is shared.
     """
-    return _load_questions(name, relabel)
+    return _true_questions(name) if relabel is None else _false_questions(name, relabel)
 
 
-@lru_cache(maxsize=64)
-def _load_questions(name: str, relabel: int | None) -> dict[str, tuple[Question, ...]]:
-    if relabel is None:
-        return _splits(load_world(name))
-    names = load_world(name, relabel).names
-    return {split: tuple(_renamed(q, names) for q in found) for split, found in load_questions(name).items()}
+@cache
+def _true_questions(name: str) -> dict[str, tuple[Question, ...]]:
+    return _splits(load_world(name))
+
+
+@lru_cache(maxsize=16)
+def _false_questions(name: str, seed: int) -> dict[str, tuple[Question, ...]]:
+    names = load_world(name, seed).names
+    return {split: tuple(_renamed(q, names) for q in found) for split, found in _true_questions(name).items()}
 
 
 def split_of(home: str, chain: str) -> str:

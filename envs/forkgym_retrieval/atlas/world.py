@@ -6,7 +6,7 @@ Worlds are immutable, built once per process and shared by every environment; no
 from __future__ import annotations
 
 import hashlib
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from itertools import pairwise
 from typing import Final
 
@@ -211,15 +211,18 @@ def load_world(name: str = "default", relabel: int | None = None) -> World:
     """
     if name not in WORLDS:
         raise ValueError(f"no Atlas world is called {name!r}; choose one of {', '.join(WORLDS)}")
-    return _load_world(name, relabel)
+    return _true_world(name) if relabel is None else _false_world(name, relabel)
 
 
-@lru_cache(maxsize=64)
-def _load_world(name: str, relabel: int | None) -> World:
-    if relabel is not None:
-        return load_world(name).relabelled(relabel)
+@cache
+def _true_world(name: str) -> World:
     facts = load_facts(WORLDS[name])
     return World(name, facts, _sentences(facts), {entity: entity for entity in facts.types})
+
+
+@lru_cache(maxsize=16)
+def _false_world(name: str, seed: int) -> World:
+    return _true_world(name).relabelled(seed)
 
 
 def _sentences(facts: Facts) -> tuple[Sentence, ...]:

@@ -154,9 +154,19 @@ def test_a_search_for_a_fact_shows_its_passage(world):
 
 @pytest.mark.parametrize("relation", sorted(phrases.PASSAGES))
 def test_every_fact_is_among_the_three_passages_of_its_own_search(world, relation):
-    for subject, objects in world.facts.relations[relation].items():
-        shown = {world.sentences[number].objects for number in world.search(f"{relation} {subject}")}
-        assert any(set(found) & set(objects) for found in shown), (relation, subject)
+    for subject in world.facts.relations[relation]:
+        shown = {
+            (world.sentences[n].relation, world.sentences[n].subject) for n in world.search(f"{relation} {subject}")
+        }
+        assert (relation, subject) in shown
+
+
+@pytest.mark.parametrize("relation", ["capital", "currency", "language", "code"])
+def test_the_country_of_an_attribute_is_among_the_three_passages_of_its_own_search(world, relation):
+    for name, owners in world.inverse[relation].items():
+        if len(owners) == 1:
+            shown = {world.sentences[number] for number in world.search(f"{relation} {name}")}
+            assert any((s.relation, s.subject, s.objects) == (relation, owners[0], (name,)) for s in shown)
 
 
 def test_a_query_without_known_words_finds_nothing(world):

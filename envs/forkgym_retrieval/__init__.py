@@ -1,0 +1,1 @@
+"""Retrieval environments: Atlas and question answering over any corpus."""

@@ -44,7 +44,7 @@ def _train(arguments: argparse.Namespace, console: Console) -> int:
     try:
         with make_progress(console) as progress:
             # Only the set-up fails by what the user wrote; an error while training is a defect and shows itself.
-            with bad_input(ValueError, TypeError, CheckpointError):
+            with bad_input(ValueError, TypeError, OSError, CheckpointError):
                 trainer = Trainer(config, progress=progress)
             try:
                 result = trainer.run()

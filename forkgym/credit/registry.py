@@ -11,11 +11,18 @@ import inspect
 from collections.abc import Callable
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Any, get_type_hints
 
 from forkgym.credit.protocol import Algorithm
 
-__all__ = ["UnknownAlgorithm", "algorithm_options", "list_algorithms", "make_algorithm", "register_algorithm"]
+__all__ = [
+    "UnknownAlgorithm",
+    "algorithm_options",
+    "algorithm_types",
+    "list_algorithms",
+    "make_algorithm",
+    "register_algorithm",
+]
 
 ENTRY_POINT_GROUP = "forkgym.algos"
 
@@ -72,6 +79,17 @@ def algorithm_options(name: str) -> dict[str, Any]:
     """
     parameters = inspect.signature(_factory(name)).parameters.values()
     return {parameter.name: parameter.default for parameter in parameters}
+
+
+def algorithm_types(name: str) -> dict[str, Any]:
+    """Types of a preset's options, as its function is annotated.
+
+    Raises:
+        UnknownAlgorithm: No such preset; the message names the nearest.
+    """
+    hints = get_type_hints(_factory(name))
+    hints.pop("return", None)
+    return hints
 
 
 def _factory(name: str) -> Callable[..., Algorithm]:

@@ -64,8 +64,11 @@ def connect(path: Path, *, write: bool) -> sqlite3.Connection:
     if not path.is_file():
         raise StoreError(f"{path.parent}: there is no run here (no file {FILE_NAME}); check the path.")
     with explained(path, "opening the run"):
-        connection = _open(path, "rw" if write else "ro")
+        # A reader opens for writing, too, where it may: only then does SQLite remove its side files at the end.
+        writable = write or (os.access(path.parent, os.W_OK) and os.access(path, os.W_OK))
+        connection = _open(path, "rw" if writable else "ro")
         try:
+            connection.execute(f"PRAGMA query_only = {'OFF' if write else 'ON'}")
             _check(connection, path, thorough=write)
             if write:
                 _prepare_for_writing(connection)
@@ -101,7 +104,7 @@ def create_schema(path: Path) -> sqlite3.Connection:
 
 def _open(path: Path, mode: str) -> sqlite3.Connection:
     location = f"{path.resolve().as_uri()}?mode={mode}"
-    if mode == "ro" and not os.access(path.parent, os.W_OK) and not path.with_name(f"{path.name}-wal").exists():
+    if mode == "ro" and not path.with_name(f"{path.name}-wal").exists():
         # A reader of a WAL database needs its shared-memory file; on read-only media there can be no writer.
         location += "&immutable=1"
     connection = sqlite3.connect(

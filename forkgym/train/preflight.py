@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
+import msgspec
+
 import forkgym
 from forkgym.core import ForkgymError, nearest
 from forkgym.credit.protocol import Algorithm
-from forkgym.credit.registry import make_algorithm
-from forkgym.train.config import ConfigError, TrainConfig, resolve_checkpoint
+from forkgym.credit.registry import algorithm_types, make_algorithm
+from forkgym.store import RunStore
+from forkgym.train.config import ConfigError, TrainConfig, check_resumable, config_from_json, resolve_checkpoint
+from forkgym.train.tables import describe_type, show_value
 
 __all__ = ["NEEDED", "preflight"]
 
@@ -30,12 +34,18 @@ def preflight(config: TrainConfig, *, source: str = "configuration") -> Algorith
         The algorithm that the configuration names.
 
     Raises:
-        ConfigError: Every problem found, each with its key.
+        ConfigError: Every problem found, each with its key; or the run exists with another configuration.
+        StoreError: There is something else in the run's directory.
     """
+    if RunStore.exists(config.run_directory):
+        with RunStore.open(config.run_directory) as store:
+            check_resumable(config_from_json(store.config), config)
     problems: list[str] = []
     algorithm: Algorithm | None = None
     try:
-        algorithm = make_algorithm(config.algorithm.name, **config.algorithm.arguments)
+        problems += _option_problems(config)
+        if not problems:
+            algorithm = make_algorithm(config.algorithm.name, **config.algorithm.arguments)
     except (ValueError, TypeError) as error:
         problems.append(f"algorithm: {error}.")
     try:
@@ -51,6 +61,19 @@ def preflight(config: TrainConfig, *, source: str = "configuration") -> Algorith
     if problems or algorithm is None:
         raise ConfigError(source, problems)
     return algorithm
+
+
+def _option_problems(config: TrainConfig) -> list[str]:
+    """Options whose value has the wrong type; unknown ones are the registry's to name."""
+    types = algorithm_types(config.algorithm.name)
+    problems = []
+    for option, value in config.algorithm.arguments.items():
+        try:
+            if option in types:
+                msgspec.convert(value, types[option])
+        except msgspec.ValidationError:
+            problems.append(f"algorithm.{option} is {show_value(value)}, expected {describe_type(types[option])}.")
+    return problems
 
 
 def _has_cuda() -> bool:

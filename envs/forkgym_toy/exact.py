@@ -7,6 +7,7 @@ which their noise is read; see `Solver.pair`.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -91,13 +92,16 @@ class Solver:
     Attributes:
         graph: The world unrolled.
         value: ``float64[nodes]``: E[U] from each node: V(s) at the root of a turn, Q(s, y) at a turn node.
+        advantage: ``float64[nodes]``: value minus the value at the root of the same turn: A(s, y) at a turn node.
     """
 
     def __init__(self, world: World | Graph) -> None:
         """Solve a world (or its graph) for V and Q."""
         self.graph = world if isinstance(world, Graph) else Graph(world)
         self.value = self._values()
+        self.advantage = np.where(self.graph.root >= 0, self.value - self.value[self.graph.root], np.nan)
         self._rows, self._row_of = np.unique(self.graph.probabilities, axis=0, return_inverse=True)
+        self._walks: dict[tuple[Layout, bool], _Walk] = {}
         self._couplings: dict[tuple[int, int], list[tuple[int, int, float]]] = {}
 
     def _values(self) -> npt.NDArray[np.float64]:
@@ -123,13 +127,9 @@ class Solver:
 
     # ------------------------------------------------------------------------------------------ one decision
 
-    def advantage(self, turn_node: int) -> float:
-        """A(s, y) = Q(s, y) − V(s) of a turn node."""
-        return float(self.value[turn_node] - self.value[self.graph.root_of(turn_node)])
-
     def turn_probability(self, turn_node: int) -> float:
         """π(y | s) of a turn node."""
-        node, probability = self.graph.root_of(turn_node), 1.0
+        node, probability = int(self.graph.root[turn_node]), 1.0
         for token in self.graph.written[turn_node]:
             probability *= float(self.graph.probabilities[node, token])
             node = int(self.graph.child[node, token])
@@ -181,26 +181,13 @@ class Solver:
         Raises:
             ValueError: ``ngram``, or ``episode`` with shared luck in a world that has luck (no common order of keys).
         """
-        layout = Layout(layout)
-        graph = self.graph
-        root = graph.root_of(turn_node)
-        if layout is Layout.NGRAM:
-            raise ValueError("n-gram keys repeat within a trajectory, so no exact law is known: simulate it")
-        if layout is Layout.EPISODE and shared_luck and graph.lucky.any():
-            raise ValueError("the episode layout has no common order with shared luck: pass shared_luck=False")
-        walk = _Walk(self, layout, shared_luck, graph.written[turn_node] if layout is Layout.EPISODE else ())
-        mass, left, right, both = 0.0, 0.0, 0.0, 0.0
-        for alternative in graph.turn_nodes(root):
-            weight = self.turn_probability(alternative)
-            if layout is Layout.EPISODE:
-                moments = walk.from_here(root, alternative, -len(graph.written[alternative]), 0)
-            else:
-                moments = walk.from_here(turn_node, alternative, 0, 0)
-            mass += weight * moments.mass
-            left += weight * moments.left
-            right += weight * moments.right
-            both += weight * moments.both
-        left, right, both = left / mass, right / mass, both / mass
+        root = int(self.graph.root[turn_node])
+        alternatives = self.graph.turn_nodes(root)
+        law = np.zeros((2, 2))
+        tables = self.outcomes(turn_node, alternatives, layout, shared_luck=shared_luck)
+        for alternative, table in zip(alternatives, tables, strict=True):
+            law += self.turn_probability(alternative) * table
+        left, right, both = float(law[1].sum()), float(law[:, 1].sum()), float(law[1, 1])
         q, v = float(self.value[turn_node]), float(self.value[root])
         return Pair(
             advantage=q - v,
@@ -210,6 +197,49 @@ class Solver:
             covariance=both - left * right,
             independent_variance=q * (1 - q) + v * (1 - v),
         )
+
+    def outcomes(
+        self,
+        turn_node: int,
+        alternatives: Sequence[int],
+        layout: Layout | str = Layout.TURN_LINE,
+        *,
+        shared_luck: bool = True,
+    ) -> list[npt.NDArray[np.float64]]:
+        """Joint law of (U, U′) given y and each alternative y′; arguments and errors as for `pair`.
+
+        Args:
+            turn_node: The factual (s, y).
+            alternatives: Turn nodes (s, y′) at the same state.
+            layout: Noise layout.
+            shared_luck: Whether the twin meets the factual luck.
+
+        Returns:
+            For each alternative ``float64[2, 2]``: P(U = row, U′ = column | y, y′).
+        """
+        layout = Layout(layout)
+        graph = self.graph
+        if layout is Layout.NGRAM:
+            raise ValueError("n-gram keys repeat within a trajectory, so no exact law is known: simulate it")
+        if layout is Layout.EPISODE and shared_luck and graph.lucky.any():
+            raise ValueError("the episode layout has no common order with shared luck: pass shared_luck=False")
+        walk = self._walk(layout, shared_luck, graph.written[turn_node] if layout is Layout.EPISODE else ())
+        tables = []
+        for alternative in alternatives:
+            if layout is Layout.EPISODE:
+                lead = -len(graph.written[alternative])
+                moments = walk.from_here(int(graph.root[turn_node]), alternative, lead, 0)
+            else:
+                moments = walk.from_here(turn_node, alternative, 0, 0)
+            left, right, both = (moment / moments.mass for moment in moments[1:])
+            tables.append(np.array([[1 - left - right + both, right - both], [left - both, both]]))
+        return tables
+
+    def _walk(self, layout: Layout, shared_luck: bool, forced: tuple[int, ...]) -> _Walk:
+        """The walk of a layout; it remembers what it has solved, and serves every decision unless tokens are forced."""
+        if forced:
+            return _Walk(self, layout, shared_luck, forced)
+        return self._walks.setdefault((layout, shared_luck), _Walk(self, layout, shared_luck, ()))
 
     def agreement(self, left: int, right: int) -> Agreement:
         """Lemma 1's quantities for two turn nodes of one turn, under ``turn-line`` keys, in a world without luck.

@@ -34,6 +34,7 @@ class Graph:
         outcome: ``int64[nodes, L]``: node after each outcome of a turn node, `NO_CHILD` padded.
         chance: ``float64[nodes, L]``: probability of each outcome.
         shown: ``int64[nodes, L]``: token of the observation, −1 at the end of the episode.
+        root: ``int64[nodes]``: token node at which the node's turn begins, −1 for ends.
         lucky: ``bool[nodes]``: turn nodes with more than one outcome, where the environment draws.
         turn: ``int64[nodes]``: turn number, −1 for ends.
         line: ``int64[nodes]``: line ends so far in the turn (token nodes).
@@ -77,10 +78,6 @@ class Graph:
     def is_turn(self, node: int) -> bool:
         """Whether the node is a finished turn (s, y)."""
         return bool(self.outcome[node, 0] != NO_CHILD)
-
-    def root_of(self, node: int) -> int:
-        """Token node at which the node's turn begins."""
-        return self._starts[self.states[node]]
 
     def turn_nodes(self, root: int) -> list[int]:
         """The finished turns that can be written from ``root``, in order of their tokens."""
@@ -163,5 +160,6 @@ class Graph:
                 self.outcome[node, number] = child
                 self.shown[node, number] = shown
                 self.chance[node, number] = probability
+        self.root = np.array([-1 if state is None else self._starts[state] for state in self.states])
         self.lucky = (self.outcome != NO_CHILD).sum(axis=1) > 1
         self.turn, self.line, self.position = np.array(self._place).T

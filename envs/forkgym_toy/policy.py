@@ -21,6 +21,7 @@ class WordRenderer:
 
     Attributes:
         world: The world.
+        vocabulary_size: V.
         stop_tokens: The one token that ends a turn.
         newlines: ``uint8[V]``: line ends in each word.
     """
@@ -28,22 +29,22 @@ class WordRenderer:
     def __init__(self, world: World) -> None:
         """Render for ``world``."""
         self.world = world
+        self.vocabulary_size = len(world.vocabulary)
         self.stop_tokens: tuple[int, ...] = (world.vocabulary.index(END),)
         self.newlines: npt.NDArray[np.uint8] = world.newlines()
-
-    @property
-    def vocabulary_size(self) -> int:
-        """V."""
-        return len(self.world.vocabulary)
 
     def prompt(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Token ids of a conversation: the words of its messages, one message after the other."""
         return [token for message in messages for token in self.world.ids(message["content"])]
 
-    def observation(self, text: str) -> list[int]:
-        """Token ids of what the environment answered."""
-        return self.world.ids(text)
+    def observation(self, text: str, *, closed: bool = True) -> list[int]:
+        """Token ids of what the environment answered, after the `END` of a turn that was cut (``closed`` false)."""
+        return [*(() if closed else self.stop_tokens), *self.world.ids(text)]
+
+    def written(self, text: str) -> list[int]:
+        """Token ids of a turn that somebody else wrote, `END` included."""
+        return [*self.world.ids(text), *self.stop_tokens]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text of a turn; `END` shows as its own word."""
-        return self.world.text(tokens)
+        """Text of a turn without `END`."""
+        return self.world.text([token for token in tokens if token not in self.stop_tokens])

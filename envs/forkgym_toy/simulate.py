@@ -129,7 +129,7 @@ class Simulator:
         ids = np.asarray(keys, dtype=np.uint64)
         numbers = np.broadcast_to(np.asarray(tasks, dtype=np.int64), ids.shape).copy()
         place = _Place(self, ids, numbers, self.graph.roots[numbers])
-        return self._continue(place, 0, FACTUAL_STREAM, FACTUAL_STREAM)
+        return self._continue(place, 0, FACTUAL_STREAM, FACTUAL_STREAM, FACTUAL_STREAM)
 
     def branch(
         self,
@@ -146,7 +146,8 @@ class Simulator:
             episodes: Factual episodes, played by this simulator.
             turn: t.
             kind: ``twin``: later turns read the factual stream; ``independent``: a stream of their own, and luck of
-                their own; ``pair``: both arms are run under one fresh stream (the second and further of J pairs).
+                their own; ``pair``: both arms' later turns read one fresh stream, and luck too
+                (the second and further of J pairs; what the factual turn was answered stays).
             index: Number of the branch at this decision.
             shared_luck: Twins meet the factual luck; false draws it afresh from turn t on.
 
@@ -155,8 +156,6 @@ class Simulator:
         """
         rows = np.flatnonzero(episodes.turns[:, turn] >= 0)
         decision = episodes.turns[rows, turn]
-        roots = np.array([self.graph.root_of(int(node)) for node in decision], dtype=np.int64)
-        keys, tasks = episodes.keys[rows], episodes.tasks[rows]
         later = luck = FACTUAL_STREAM
         if kind == "independent":
             later = luck = stream_id(FACTUAL_STREAM, turn, "continuation", index)
@@ -164,23 +163,24 @@ class Simulator:
             later = luck = stream_id(FACTUAL_STREAM, turn, "pair", index, index)
         elif not shared_luck:
             luck = stream_id(FACTUAL_STREAM, turn, "luck", index)
-        before = self._before(episodes, rows, turn)
-        place = _Place(self, keys, tasks, roots, *before)
+        place = self._place_before(episodes, rows, turn)
         after = self._continue(place, turn, stream_id(FACTUAL_STREAM, turn, "alternative", index), luck, later)
         alternative = after.turns[:, turn]
         utility, terminal = episodes.utility[rows], episodes.shown[rows, turn] < 0
         if kind == "pair":
-            arm = _Place(self, keys, tasks, roots, *before)
-            again = self._continue(arm, turn, FACTUAL_STREAM, luck, later, given=decision)
-            # A turn that ended the episode keeps its outcome: there is nothing left to re-run.
-            utility = np.where(terminal, utility, again.utility)
+            utility = utility.copy()
+            utility[~terminal] = self._continue_factual(episodes, rows[~terminal], turn + 1, later)
         self_twin = alternative == decision
         shown = after.shown[:, turn]
         same = ~self_twin & (shown >= 0) & (shown == episodes.shown[rows, turn])
-        tokens = np.where(after.turns >= 0, self._written[after.turns], 0).sum(axis=1)
+        tokens = self.token_counts(after).sum(axis=1)
         return Pairs(
             rows, turn, decision, alternative, utility, after.utility, self_twin, same, terminal, tokens, after
         )
+
+    def token_counts(self, episodes: Episodes) -> Ints:
+        """``int64[N, H]``: tokens that the policy wrote in every turn."""
+        return np.where(episodes.turns >= 0, self._written[episodes.turns], 0)
 
     def text(self, episodes: Episodes, row: int) -> list[str]:
         """The turns of one trajectory as text."""
@@ -192,8 +192,15 @@ class Simulator:
 
     # ------------------------------------------------------------------------------------------ inside
 
-    def _before(self, episodes: Episodes, rows: Ints, turn: int) -> tuple[Ints, Ints]:
-        """Tokens generated before the turn, and the last tokens of the context (for n-gram keys)."""
+    def _continue_factual(self, episodes: Episodes, rows: Ints, turn: int, stream: int) -> Ints:
+        """Utilities of the factual arm of a pair: what was observed until ``turn`` stays, the rest is drawn anew."""
+        if not rows.size:
+            return np.zeros(0, dtype=np.int64)
+        return self._continue(self._place_before(episodes, rows, turn), turn, stream, stream, stream).utility
+
+    def _place_before(self, episodes: Episodes, rows: Ints, turn: int) -> _Place:
+        """The episodes ``rows`` at the start of ``turn``: node, tokens generated, last tokens of the context."""
+        roots = self.graph.root[episodes.turns[rows, turn]]
         earlier = episodes.turns[rows, :turn]
         counter = np.where(earlier >= 0, self._written[earlier], 0).sum(axis=1)
         context = self._prompts[episodes.tasks[rows]].copy()
@@ -203,7 +210,7 @@ class Simulator:
                 for number in range(turn):
                     said += [*self.graph.written[int(episodes.turns[row, number])], int(episodes.shown[row, number])]
                 context[place] = said[-NGRAM_CONTEXT:]
-        return counter, context
+        return _Place(self, episodes.keys[rows], episodes.tasks[rows], roots, counter, context)
 
     def _continue(
         self,
@@ -211,18 +218,14 @@ class Simulator:
         turn: int,
         stream: int,
         luck: int,
-        later: int | None = None,
-        given: Ints | None = None,
+        later: int,
     ) -> Episodes:
-        """Play from ``turn`` to the end: this turn under ``stream`` (or ``given``), later ones under ``later``."""
+        """Play from ``turn`` to the end: this turn under ``stream``, later ones under ``later``."""
         size, horizon = place.node.size, self.graph.world.horizon
         turns, shown = np.full((size, horizon), -1), np.full((size, horizon), -1)
         first = turn
         while place.alive.any():
-            if turn == first and given is not None:
-                place.take(given)
-            else:
-                place.write(turn, stream if turn == first or later is None else later)
+            place.write(turn, stream if turn == first else later)
             alive = np.flatnonzero(place.alive)
             turns[alive, turn] = place.node[alive]
             shown[alive, turn] = place.answer(turn, luck)
@@ -254,13 +257,6 @@ class _Place:
     def alive(self) -> npt.NDArray[np.bool_]:
         """Trajectories that have not ended."""
         return self.node > 1
-
-    def take(self, turns: Ints) -> None:
-        """Let every trajectory write a given turn."""
-        self.node = turns.copy()
-        self.counter += self.simulator._written[turns]
-        for row, node in enumerate(turns):
-            self._remember(np.array([row]), np.array([self.graph.written[int(node)]]))
 
     def write(self, turn: int, stream: int) -> None:
         """Sample a turn in every trajectory that goes on."""

@@ -43,7 +43,8 @@ class LearnerConfig(msgspec.Struct, frozen=True, kw_only=True):
         epochs: Passes over the batch.
         max_tokens_per_forward: Most tokens of a forward pass; gradients accumulate over several.
         row_tokens: Width of packed rows.
-        packing: Pack several sequences into a row where the model allows it.
+        packing: ``packed`` lays several sequences into a row where the model allows it, ``padded`` gives each a
+            row, ``auto`` takes whichever costs less for the batch at hand.
         dtype: Compute type; trained parameters and optimiser state are float32 either way.
         device: ``auto`` takes CUDA where there is one.
         threads: CPU threads during an update; bit-exact reproduction is promised for 1.
@@ -59,9 +60,9 @@ class LearnerConfig(msgspec.Struct, frozen=True, kw_only=True):
     gradient_clip: float = 1.0
     minibatch: int = 0
     epochs: int = 1
-    max_tokens_per_forward: int = 8192
+    max_tokens_per_forward: int = 4096
     row_tokens: int = 256
-    packing: bool = True
+    packing: Literal["auto", "packed", "padded"] = "auto"
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int = 1

@@ -16,7 +16,7 @@ from typing import Any, cast
 import msgspec
 import torch
 
-from forkgym.learn.batch import MicroBatch, TrainingSequence, canonical_order, pack
+from forkgym.learn.batch import Arrangement, MicroBatch, TrainingSequence, canonical_order, pack
 from forkgym.learn.checkpoint import CheckpointError, load_latest, write_checkpoint
 from forkgym.learn.config import LearnerConfig
 from forkgym.learn.forward import PolicyForward
@@ -81,7 +81,8 @@ class Learner:
         self._optimiser = self._make_optimiser()
         frozen = {name: p for name, p in self.model.named_parameters() if not p.requires_grad}
         self._frozen_digest = weights_digest(frozen) if frozen else ""
-        self._reference_digest = weights_digest(self._named) if self._reference is not None and not frozen else ""
+        copied = self._reference is not None and not is_lora(self.model)
+        self._reference_digest = weights_digest(self._named) if copied else ""
 
     def _make_reference(self, temperature: float, dtype: torch.dtype) -> PolicyForward | None:
         if self.loss.kl_coefficient <= 0:
@@ -102,9 +103,9 @@ class Learner:
         return torch.optim.AdamW(filled, lr=0.0, betas=self.config.betas, eps=1e-8)
 
     @property
-    def arrangement(self) -> str:
-        """``packed`` or ``padded``: how rows are laid out for this model."""
-        return self._forward.arrangement if self.config.packing else "padded"
+    def can_pack(self) -> bool:
+        """Whether this model takes several sequences in a row (tried on the model itself)."""
+        return self._forward.arrangement == "packed"
 
     @property
     def _skips_zero_credit(self) -> bool:
@@ -200,13 +201,22 @@ class Learner:
 
     def _lay_out(self, batch: Sequence[TrainingSequence], members: Sequence[int]) -> list[MicroBatch]:
         needed = [i for i in members if batch[i].has_credit or not self._skips_zero_credit]
-        return pack(
-            batch,
-            self.config.max_tokens_per_forward,
-            arrangement=self._forward.arrangement if self.config.packing else "padded",
-            row_tokens=self.config.row_tokens,
-            members=needed,
+        arrangements: list[Arrangement] = (
+            ["packed", "padded"] if self.config.packing == "auto" else [self.config.packing]
         )
+        if not self.can_pack:
+            arrangements = ["padded"]
+        layouts = [
+            pack(
+                batch,
+                self.config.max_tokens_per_forward,
+                arrangement=arrangement,
+                row_tokens=self.config.row_tokens,
+                members=needed,
+            )
+            for arrangement in arrangements
+        ]
+        return min(layouts, key=self._forward.cost)
 
     @torch.no_grad()
     def _score_old(
@@ -296,7 +306,7 @@ class Learner:
             at = int(bad.nonzero()[0, 0])
             culprit = batch[micro.members[int(micro.sequence_index[at])]]
             raise NonFiniteError(
-                f"the loss is not finite at {culprit.describe()}: log-probability {float(scores.logprobs[at])}, "
+                f"the loss is not finite at {culprit.describe()}: log-probability {scores.logprobs[at].item()}, "
                 f"advantage {float(micro.advantages[at])}; lower the learning rate or inspect its advantages"
             )
         return terms

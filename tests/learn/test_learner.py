@@ -44,7 +44,7 @@ def applied_gradient(learner: Learner, sequences, monkeypatch) -> dict[str, torc
     return seen
 
 
-@pytest.mark.parametrize("packing", [True, False])
+@pytest.mark.parametrize("packing", ["packed", "padded"])
 @pytest.mark.parametrize("max_tokens", [64, 4096])
 def test_a_step_applies_the_policy_gradient(make_model, make_sequences, monkeypatch, packing, max_tokens):
     """However the batch is cut into forward passes: accumulation is exact up to float32 sums."""
@@ -56,6 +56,21 @@ def test_a_step_applies_the_policy_gradient(make_model, make_sequences, monkeypa
     applied = applied_gradient(learner, sequences, monkeypatch)
     for name, gradient in expected.items():
         torch.testing.assert_close(applied[name], gradient, atol=2e-6, rtol=1e-4)
+
+
+def test_auto_lays_rows_out_the_cheaper_way(make_model, make_sequences):
+    """Equal lengths leave nothing to pack; one long sequence beside many short ones does."""
+    sequences = make_sequences(40)
+    long, short = max(sequences, key=lambda s: len(s.tokens)), min(sequences, key=lambda s: len(s.tokens))
+
+    def copies(sequence, count, first):
+        return [msgspec.structs.replace(sequence, key=first + i, group=first + i) for i in range(count)]
+
+    learner = learner_of(make_model(hidden=128), max_tokens_per_forward=4096, row_tokens=len(long.tokens))
+    even = copies(short, 16, 0)
+    assert not any(batch.packed for batch in learner._lay_out(even, range(16)))
+    skewed = copies(long, 4, 0) + copies(short, 16, 100)
+    assert any(batch.packed for batch in learner._lay_out(skewed, range(20)))
 
 
 def test_skipping_sequences_without_credit_leaves_the_gradient_and_the_denominators(

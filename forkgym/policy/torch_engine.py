@@ -6,6 +6,7 @@ queueing and sampling are in `serving.py`.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any, Literal, Protocol, cast
 
@@ -163,7 +164,8 @@ class InvariantBackend:
     """
 
     def __init__(self, model: Any, *, max_running: int, max_context: int, version: int) -> None:
-        self._model = model
+        # A copy: its owner may add adapters to the model, and later versions are checked against its names and shapes.
+        self._model = copy.deepcopy(model)
         self._max_context = max_context
         self._max_rows = -(-max_running // TILE) * TILE
         forward = InvariantForward(model, max_context=max_context, max_rows=self._max_rows)

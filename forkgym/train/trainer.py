@@ -327,6 +327,8 @@ class Trainer:
         self.store.truncate_after(self.state.updates - 1)
         for evaluation in self.store.evaluations():
             metrics = {key: value for key, value in evaluation.metrics.items() if key != "training_tokens"}
+            if metrics["standard_error"] is None:  # JSON has no NaN: one task has no standard error
+                metrics["standard_error"] = math.nan
             self._evaluations[evaluation.update, evaluation.name] = msgspec.convert(metrics, EvaluationResult)
 
     def _make_workers(self) -> None:

@@ -168,7 +168,7 @@ def test_a_full_context_ends_the_episode_as_truncated_and_branches_of_it_too():
 
 def test_a_prompt_without_room_for_a_turn_is_refused_before_anything_is_sampled():
     at = Table(max_context=8)
-    with pytest.raises(ValueError, match="task 0 of 'train' has 3 tokens .* raise max_context"):
+    with pytest.raises(ValueError, match=r"task 0 of 'train' has 3 tokens .* raise max_context"):
         at.episode(spec(0))
     assert at.engine.statistics().generated_tokens == 0
 

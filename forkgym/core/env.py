@@ -51,6 +51,16 @@ class Env(ForkVerbs, gymnasium.Env[Any, Any]):
     _limit_given: int | None = None
     _np_random_used: bool = False
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Refuse a subclass that replaces the verbs, the likeliest mistake of somebody who comes from Gymnasium."""
+        super().__init_subclass__(**kwargs)
+        for verb in ("reset", "step", "close"):
+            if verb in cls.__dict__:
+                raise TypeError(
+                    f"{cls.__name__} defines {verb}: define _{verb} instead. {verb} itself belongs to forkgym.Env, "
+                    "which records the episode in it."
+                )
+
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Remember the constructor arguments, so that the same environment can be constructed again."""
         self = super().__new__(cls)

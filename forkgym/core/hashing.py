@@ -10,6 +10,7 @@ carry dtype and shape and are written little-endian in C order.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import enum
 import hashlib
@@ -41,13 +42,23 @@ def digest(value: object) -> str:
     return hashlib.blake2b(canonical(value), digest_size=32).hexdigest()
 
 
-def chain_link(previous: bytes, value: object) -> bytes:
-    """The next link (16 bytes) of a hash chain: BLAKE2b-128 of the previous link and the canonical `value`."""
-    return hashlib.blake2b(previous + canonical(value), digest_size=CHAIN_BYTES).digest()
+def chain_link(previous: bytes, value: object, what: str = "value") -> bytes:
+    """The next link (16 bytes) of a hash chain: BLAKE2b-128 of the previous link and the canonical `value`.
+
+    Args:
+        previous: The link before.
+        value: What is added.
+        what: How an error calls it.
+    """
+    return hashlib.blake2b(previous + canonical(value, what), digest_size=CHAIN_BYTES).digest()
 
 
-def canonical(value: object) -> bytes:
+def canonical(value: object, what: str = "state") -> bytes:
     """The canonical byte form of a state.
+
+    Args:
+        value: The state.
+        what: How an error calls it.
 
     Takes None, bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset, enum members, numpy
     arrays, scalars and generators, `random.Random`, msgspec structs and dataclasses, nested up to 200 deep.
@@ -56,7 +67,7 @@ def canonical(value: object) -> bytes:
         StateError: Names the path to the first value that has no canonical form.
     """
     out = bytearray()
-    _encode(value, out, "state", 0)
+    _encode(value, out, what, 0)
     return bytes(out)
 
 
@@ -243,7 +254,7 @@ def _copy_other(value: Any) -> Any:
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*[copy_state(item) for item in value])
     if isinstance(value, dict | list):
-        fresh_container = value.copy()
+        fresh_container = copy.copy(value)  # value.copy() of a subclass may be a plain list or dict
         if isinstance(value, dict):
             for key, item in value.items():
                 fresh_container[key] = copy_state(item)

@@ -70,7 +70,7 @@ class Journal(msgspec.Struct):
 
     def note(self, exchange: tuple[Any, ...]) -> None:
         """Extend the chain of interactions by what was done and answered."""
-        self.interaction = chain_link(self.interaction, exchange)
+        self.interaction = chain_link(self.interaction, exchange, f"the answer of turn {self.turn}")
 
     def link(self, exchange: tuple[Any, ...], state_hash: str) -> None:
         """Extend the state-hash chain by one turn."""

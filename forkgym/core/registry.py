@@ -223,7 +223,7 @@ def _check_arguments(spec: EnvSpec, creator: Callable[..., Any], arguments: Mapp
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
         return
     for name in arguments:
-        if name not in parameters and name != "render_mode":
+        if name not in parameters:
             known = ", ".join(parameters) or "none"
             raise UnknownArgumentError(
                 f"{spec.id} takes no argument {name!r}.{nearest(name, parameters)} It takes: {known}."

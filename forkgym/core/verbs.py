@@ -251,8 +251,8 @@ class ForkVerbs:
         """
         self._require_open("restore")
         journal, luck, world = snapshot.payload_for(self._family())
+        self._journal = None  # a restore that raises leaves an environment that needs a reset
         if world is None:
-            self._journal = None
             self._rerun(journal)
         else:
             self._install(world)

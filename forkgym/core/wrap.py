@@ -142,12 +142,12 @@ class ForkableWrapper(ForkVerbs, gymnasium.Wrapper[Any, Any, Any, Any]):
             return "none"
 
     def _begin(self, seed: int, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        result: tuple[Any, dict[str, Any]] = self.env.reset(seed=seed, options=options or None)
-        return result
+        observation, info = self.env.reset(seed=seed, options=options or None)
+        return copy.deepcopy(observation), info  # some return the very array that is their state
 
     def _advance(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        result: tuple[Any, Any, bool, bool, dict[str, Any]] = self.env.step(action)
-        return result
+        observation, reward, terminated, truncated, info = self.env.step(copy.deepcopy(action))
+        return copy.deepcopy(observation), reward, terminated, truncated, info
 
     def _capture(self) -> AnyEnv:
         return clone_chain(self.env, self._chosen())

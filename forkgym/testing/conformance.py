@@ -128,7 +128,9 @@ class _Checker:
         first.reset(seed=0)
         self.support = first.fork_support
         first.close()
-        self.scripts = [self._script(seed, steps) for seed in range(seeds)]
+        self.seeds = seeds
+        self.steps = steps
+        self.scripts: list[Script] = []
 
     def _script(self, seed: int, steps: int) -> Script:
         """A random episode: seed and actions, as long as it lasts; its answers are not used."""
@@ -150,12 +152,21 @@ class _Checker:
 
     def run(self) -> list[Finding]:
         """All findings. An environment that says it cannot be forked is only asked for Gymnasium's interface."""
-        self._guarded(self.check_api)
-        if self.support == "none":
+        self._guarded(self.check_actions)
+        if not self.findings:
+            self._guarded(self.check_api)
+        if self.support == "none" or not self.scripts:
             return self.findings
         self._guarded(self.check_determinism)
         if not self.findings:
-            for check in (self.check_fork, self.check_snapshot, self.check_replay, self.check_luck, self.check_misuse):
+            for check in (
+                self.check_aliasing,
+                self.check_fork,
+                self.check_snapshot,
+                self.check_replay,
+                self.check_luck,
+                self.check_misuse,
+            ):
                 self._guarded(check)
         return self.findings
 
@@ -170,6 +181,10 @@ class _Checker:
         self.findings.append(Finding(promise, detail, reason))
 
     # ------------------------------------------------------------------ promises
+
+    def check_actions(self) -> None:
+        """`sample_action` gives actions that the environment takes, legal or not."""
+        self.scripts = [self._script(seed, self.steps) for seed in range(self.seeds)]
 
     def check_api(self) -> None:
         """Gymnasium's types, spaces and order."""
@@ -203,6 +218,20 @@ class _Checker:
                     f"seed {script.seed}: two fresh environments answer the same actions differently at turn {turn} "
                     f"({first.difference(second)})",
                     diagnosis.why_not_deterministic(self.factory, script),
+                )
+                return
+
+    def check_aliasing(self) -> None:
+        """Writing into what an environment returned, or was given, does not change it."""
+        for script in self.scripts:
+            truth, scribbled = tell(self.factory(), script), diagnosis.tell_scribbling(self.factory(), script)
+            turn = truth.differs_from(scribbled)
+            if turn is not None:
+                self._fail(
+                    "isolation",
+                    f"seed {script.seed}: writing into observations, infos and actions changes the environment; "
+                    f"seen at turn {turn} ({truth.difference(scribbled)})",
+                    "Return copies of what you keep, and copy what you keep of an action.",
                 )
                 return
 

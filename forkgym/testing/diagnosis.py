@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import random
 import time
 import traceback
@@ -27,6 +28,7 @@ __all__ = [
     "fork_points",
     "play",
     "tell",
+    "tell_scribbling",
     "where",
     "why_not_deterministic",
     "why_not_forked",
@@ -103,7 +105,11 @@ def answer_or_error(env: Any, action: Any) -> Answer:
             answer_form(observation), answer_form(float(reward)), bool(terminated), bool(truncated), env.state_hash()
         )
     except Exception as error:  # the environment's own code may raise anything; two runs are compared by it
-        return Answer(b"", b"", False, False, "", f"{type(error).__name__}: {error}")
+        return _error_answer(error)
+
+
+def _error_answer(error: Exception) -> Answer:
+    return Answer(b"", b"", False, False, "", f"{type(error).__name__}: {error}")
 
 
 def tell(env: Any, script: Script) -> Story:
@@ -113,6 +119,47 @@ def tell(env: Any, script: Script) -> Story:
     forms += [answer_or_error(env, action) for action in script.actions]
     env.close()
     return Story(forms)
+
+
+def tell_scribbling(env: Any, script: Script) -> Story:
+    """As `tell`, but write into every observation, info and action as soon as the environment has let go of it."""
+    observation, info = env.reset(seed=script.seed)
+    form = answer_form(observation)
+    _scribble(observation)
+    _scribble(info)
+    forms = [Answer(form, b"", False, False, env.state_hash())]
+    for action in script.actions:
+        mine = copy.deepcopy(action)
+        try:
+            observation, reward, terminated, truncated, info = env.step(mine)
+        except Exception as error:  # as in answer_or_error
+            forms.append(_error_answer(error))
+            continue
+        form = answer_form(observation)
+        for value in (observation, info, mine):
+            _scribble(value)
+        state_hash = env.state_hash()
+        forms.append(Answer(form, answer_form(float(reward)), bool(terminated), bool(truncated), state_hash))
+    env.close()
+    return Story(forms)
+
+
+def _scribble(value: Any) -> None:
+    """Write into whatever can be written."""
+    if isinstance(value, np.ndarray):
+        if value.flags.writeable and value.dtype.kind in "biuf":
+            value[...] = 1
+    elif isinstance(value, dict):
+        for inner in value.values():
+            _scribble(inner)
+        value.clear()
+    elif isinstance(value, list):
+        for inner in value:
+            _scribble(inner)
+        value.clear()
+    elif isinstance(value, tuple):
+        for inner in value:
+            _scribble(inner)
 
 
 def play(env: Any, script: Script, turns: int) -> None:

@@ -1,6 +1,7 @@
 """The promises on every registered environment, whoever wrote it."""
 
 import functools
+import importlib.metadata
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +14,9 @@ import forkgym
 from forkgym import Handle, Luck, ReplayDivergence, testing
 
 HERE = Path(__file__).parent
-TEST_NAMESPACES = ("core/", "registry/", "docs/")
-ENVIRONMENTS = [name for name in forkgym.list_envs() if not name.startswith(TEST_NAMESPACES)]
+ENVIRONMENTS = sorted(
+    point.name for point in importlib.metadata.entry_points(group="forkgym.envs")
+)  # not the tests' own
 every_environment = pytest.mark.parametrize("env_id", ENVIRONMENTS)
 
 

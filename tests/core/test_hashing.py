@@ -1,5 +1,6 @@
 """The canonical form: equal exactly for equal values, the same in every process, and copies share nothing."""
 
+import collections
 import dataclasses
 import enum
 import random
@@ -98,6 +99,12 @@ def test_arrays_differ_by_dtype_and_shape_and_not_by_memory_layout_or_byte_order
         bytearray(b"xyz"),
         np.random.default_rng(3),
         random.Random(3),
+        collections.OrderedDict(b=[1], a=2),
+        collections.Counter("abca"),
+        collections.namedtuple("Place", "x y")(1, [2]),
+        type("Names", (list,), {})(["a"]),
+        type("Number", (int,), {})(7),
+        enum.IntFlag("Flags", "A B").A,
     ],
     ids=lambda value: type(value).__name__,
 )

@@ -494,3 +494,30 @@ def test_environments_show_where_they_stand():
     assert repr(env) == "<Dice: turn 1>"
     env.close()
     assert repr(env) == "<Dice: closed>"
+
+
+@pytest.mark.parametrize("verb", ["reset", "step", "close"])
+def test_a_subclass_that_replaces_a_verb_is_told_what_to_write_instead(verb):
+    with pytest.raises(TypeError, match=f"define _{verb} instead"):
+        type("Confused", (Dice,), {verb: lambda self: None})
+
+
+def test_an_observation_without_canonical_form_is_named_with_the_remedy():
+    class Odd(Dice):
+        def _reset(self, *, seed, options):
+            return object(), {}
+
+    with pytest.raises(StateError, match=r"the answer of turn 0.* is a builtins\.object"):
+        Odd().reset(seed=0)
+
+
+def test_a_restore_that_fails_leaves_an_environment_that_wants_a_reset():
+    class Fragile(Dice):
+        def _set_state(self, state):
+            raise OSError("gone")
+
+    env = started(Fragile)
+    with pytest.raises(OSError, match="gone"):
+        env.restore(env.snapshot())
+    with pytest.raises(ResetNeededError):
+        env.step(0)

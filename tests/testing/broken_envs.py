@@ -169,3 +169,30 @@ class OutsideItsSpace(Sound):
     """Shows an observation that its space does not hold."""
 
     observation_space = gymnasium.spaces.Discrete(4)
+
+
+class ReturnsItsState(Sound):
+    """Returns the very array that is its state."""
+
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float64)
+
+    def _reset(self, *, seed: int, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        self.vector = np.zeros(2)
+        return self.vector, {}
+
+    def _step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.vector += action
+        return self.vector, 0.0, False, False, {}
+
+    def _get_state(self) -> Any:
+        return self.vector
+
+    def _set_state(self, state: Any) -> None:
+        self.vector = state
+
+
+class RefusesItsOwnSamples(Sound):
+    """sample_action gives something that step refuses."""
+
+    def sample_action(self, rng: np.random.Generator) -> Any:
+        return "north"

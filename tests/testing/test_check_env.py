@@ -100,3 +100,15 @@ def test_a_live_environment_is_checked_without_being_touched():
     before = env.state_hash()
     testing.check_env(env)
     assert env.state_hash() == before
+
+
+def test_a_returned_array_that_is_the_state_itself_is_found():
+    found = finding_of(broken.ReturnsItsState)
+    assert found.promise == "isolation"
+    assert "Return copies" in found.reason
+
+
+def test_samples_that_the_environment_refuses_are_found():
+    found = finding_of(broken.RefusesItsOwnSamples)
+    assert found.promise == "actions"
+    assert "takes actions in Discrete(3)" in found.detail

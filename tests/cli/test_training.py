@@ -288,7 +288,7 @@ def small_config() -> TrainConfig:
 
 class FakeReport(msgspec.Struct):
     environment: str
-    by_hops: dict[int, int] = {1: 2}
+    by_hops: dict[int, int]
 
     def lines(self) -> list[str]:
         return [f"report on {self.environment}"]
@@ -308,7 +308,7 @@ def fake_warm_start(monkeypatch: pytest.MonkeyPatch) -> Callable[[], dict[str, A
         if options.get("steps") == 13:
             raise RuntimeError("the machine caught fire")
         options["progress"]("half way")
-        return FakeReport(environment=env_id)
+        return FakeReport(environment=env_id, by_hops={1: 2})
 
     monkeypatch.setattr(warmstart, "warm_start", warm_start)
     monkeypatch.setattr("forkgym.cli.warmstarting.check_teachable", lambda env_id, kwargs: None)

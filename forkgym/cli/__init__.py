@@ -19,7 +19,7 @@ from forkgym.cli.command import BAD_INPUT, INTERRUPTED, OK, Command, UsageError
 from forkgym.console import Console
 from forkgym.core.errors import ForkgymError, nearest
 
-__all__ = ["COMMANDS", "ENTRY_POINT_GROUP", "main"]
+__all__ = ["COMMANDS", "ENTRY_POINT_GROUP", "load_command", "main", "plugins"]
 
 ENTRY_POINT_GROUP = "forkgym.commands"
 
@@ -89,7 +89,7 @@ def _run(arguments: list[str], console: Console) -> int:
         console.output.write(parser.format_help())
         return OK if not own else BAD_INPUT
     name = arguments[position]
-    command = _load(name)
+    command = load_command(name)
     subparser = argparse.ArgumentParser(
         prog=f"forkgym {name}", description=command.description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -128,7 +128,12 @@ def plugins() -> Mapping[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
 
 
-def _load(name: str) -> Command:
+def load_command(name: str) -> Command:
+    """Import a command.
+
+    Raises:
+        UsageError: There is none of this name (the nearest is named), or a plug-in announced something else.
+    """
     if name in COMMANDS:
         place = COMMANDS[name][0]
         if callable(place):

@@ -253,7 +253,9 @@ class Env(ForkVerbs, gymnasium.Env[Any, Any]):
         if self.fork_support == "native":
             return self._native_fork()
         child = self._spawn()
-        child._install(self._capture())
+        child._generator_install(*self._generator_capture())
+        child._set_state(copy_state(self._get_state()))
+        child._set_extra(self._extra())
         return child
 
     def _native_fork(self) -> Self:

@@ -46,8 +46,10 @@ def to_portable(value: Any, where: str = "the action", depth: int = 0) -> Any:
         StateError: A value of another type, or nested more than 100 deep.
     """
     kind = type(value)
-    if value is None or kind is bool or kind is str:
+    if value is None or kind is bool:
         return value
+    if kind is str:
+        return value if _is_unicode(value) else {"$text": base64.b64encode(_surrogates(value)).decode()}
     if kind is int:
         return value if -_LARGE <= value < _LARGE else {"$int": str(value)}
     if kind is float:
@@ -60,7 +62,7 @@ def to_portable(value: Any, where: str = "the action", depth: int = 0) -> Any:
     if kind is tuple:
         return {"$tuple": [to_portable(item, where, depth + 1) for item in value]}
     if isinstance(value, dict):
-        if all(type(key) is str and not key.startswith("$") for key in value):
+        if all(type(key) is str and not key.startswith("$") and _is_unicode(key) for key in value):
             return {key: to_portable(item, where, depth + 1) for key, item in value.items()}
         return {
             "$dict": [
@@ -77,6 +79,18 @@ def to_portable(value: Any, where: str = "the action", depth: int = 0) -> Any:
         f"{where} holds a {type(value).__module__}.{type(value).__qualname__}, which a handle cannot carry. Use "
         "None, bool, int, float, str, bytes, lists, tuples, dicts or numpy arrays."
     )
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether a text can be written as UTF-8; one with half a surrogate pair cannot."""
+    try:
+        return text.isascii() or bool(text.encode())
+    except UnicodeEncodeError:
+        return False
+
+
+def _surrogates(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
 
 
 def _array_to_portable(value: np.generic | np.ndarray[Any, Any]) -> dict[str, Any]:
@@ -125,6 +139,8 @@ def _from_special(tag: str, content: Any, depth: int) -> Any:
         return int(content)
     if tag == "$float":
         return struct.unpack(">d", bytes.fromhex(content))[0]
+    if tag == "$text":
+        return base64.b64decode(content, validate=True).decode("utf-8", "surrogatepass")
     if tag == "$bytes":
         return base64.b64decode(content, validate=True)
     if tag in ("$scalar", "$array"):

@@ -157,6 +157,11 @@ def _make_native(spec: EnvSpec, kind: type[Env], limit: int | None, kwargs: dict
         return env
     from forkgym.core.wrap import wrap
 
+    return wrap(_put_around(env, spec), rebuild=lambda: _put_around(env._spawn(), spec), limit_given=limit)
+
+
+def _put_around(env: Env, spec: EnvSpec) -> gymnasium.Env[Any, Any]:
+    """The spec's additional wrappers around one of our own environments."""
     chain: gymnasium.Env[Any, Any] = env
     for wrapper in spec.additional_wrappers:
         if wrapper.kwargs is None:
@@ -166,7 +171,7 @@ def _make_native(spec: EnvSpec, kind: type[Env], limit: int | None, kwargs: dict
             )
         make_wrapper: Callable[..., Any] = registration.load_env_creator(wrapper.entry_point)
         chain = make_wrapper(env=chain, **wrapper.kwargs)
-    return wrap(chain, limit_given=limit)
+    return chain
 
 
 def _spec(id: str | EnvSpec) -> EnvSpec:

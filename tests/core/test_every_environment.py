@@ -14,9 +14,8 @@ import forkgym
 from forkgym import Handle, Luck, ReplayDivergence, testing
 
 HERE = Path(__file__).parent
-ENVIRONMENTS = sorted(
-    point.name for point in importlib.metadata.entry_points(group="forkgym.envs")
-)  # not the tests' own
+INSTALLED = importlib.metadata.entry_points(group="forkgym.envs")  # list_envs() also has what other tests register
+ENVIRONMENTS = sorted(point.name for point in INSTALLED)
 every_environment = pytest.mark.parametrize("env_id", ENVIRONMENTS)
 
 

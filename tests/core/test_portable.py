@@ -48,6 +48,11 @@ def test_numpy_integers_and_booleans_are_pythons_own_before_an_environment_sees_
     assert plain("x") == "x"
 
 
+def test_half_a_surrogate_pair_survives_though_json_has_none():
+    for value in ("\ud800", {"\udfff": "x"}, ["a\ud83d"]):
+        assert from_portable(json.loads(json.dumps(to_portable(value)).encode())) == value
+
+
 def test_a_mapping_that_looks_like_an_encoded_value_is_not_mistaken_for_one():
     assert from_portable(to_portable({"$bytes": "AAAA"})) == {"$bytes": "AAAA"}
 

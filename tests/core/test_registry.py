@@ -8,7 +8,7 @@ import pytest
 from gymnasium.envs.registration import EnvSpec, WrapperSpec
 
 import forkgym
-from forkgym import ForkgymError
+from forkgym import ForkgymError, testing
 from forkgym.core import UnknownArgumentError, UnknownEnvironmentError, nearest
 from tests.core.core_worlds import Dice
 
@@ -61,6 +61,12 @@ def test_additional_wrappers_fork_replay_and_keep_the_verbs():
     assert child.state_hash() == env.state_hash()
     assert forkgym.replay(env.handle()).state_hash() == env.state_hash()
     assert env.step(0)[3]
+
+
+def test_the_wrapped_environment_keeps_every_promise_whoever_made_it():
+    testing.check_env("registry/Wrapped-v0", seeds=2)
+    testing.check_env(lambda: forkgym.wrap(gymnasium.make("registry/Wrapped-v0")), seeds=2)
+    testing.check_env(lambda: forkgym.wrap(gymnasium.make("registry/Short-v0")), seeds=2)
 
 
 def test_gymnasium_makes_the_same_environment_and_it_forks():

@@ -350,6 +350,16 @@ def test_simulators_in_the_manner_of_mujoco_are_copied_with_their_python_side():
     testing.check_env("InvertedPendulum-v5", seeds=2, steps=8)
 
 
+def test_atari_games_are_copied_with_their_generator():
+    ale_py = pytest.importorskip("ale_py", reason="the Arcade Learning Environment is not installed")
+    gymnasium.register_envs(ale_py)
+    env = forkgym.make("ALE/Breakout-v5")
+    env.reset(seed=1)
+    story(env)
+    assert env.way == "clone_state"
+    testing.check_env("ALE/Breakout-v5", seeds=1, steps=6)
+
+
 def test_forks_may_be_closed_in_any_order():
     for order in itertools.permutations(range(3)):
         env = forkgym.make("FrozenLake-v1")

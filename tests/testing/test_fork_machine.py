@@ -13,6 +13,16 @@ from . import broken_envs as broken
 TestSound = testing.fork_machine(broken.Sound, max_examples=30).TestCase
 
 
+class MachineByHand(testing.ForkMachine):
+    """The long form: a subclass with a factory."""
+
+    factory = staticmethod(broken.Sound)
+
+
+TestMachineByHand = MachineByHand.TestCase
+TestMachineByHand.settings = settings(max_examples=10, deadline=None)
+
+
 def failure_of(env):
     """The first assertion that the machine raises, without hypothesis' shrinking (it would take most of the time)."""
     machine = testing.fork_machine(env, max_examples=150, steps=25)

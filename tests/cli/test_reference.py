@@ -1,4 +1,4 @@
-"""The documents' tables are those of the structs and parsers: after a change run ``python -m forkgym.cli.reference docs``."""
+"""Reference tables are those of the code: after a change run ``python -m forkgym.cli.reference docs``."""
 
 from __future__ import annotations
 

@@ -34,27 +34,29 @@ def export_jsonl(run: str | Path, directory: str | Path) -> list[Path]:
     target = Path(directory)
     with RunStore.open(run) as store:
         lines = {"episodes.jsonl": episode_lines(store), "turns.jsonl": turn_lines(store)}
-        written = []
-        for name, content in lines.items():
-            partial, path = target / f".{name}.partial", target / name
-            try:
-                target.mkdir(parents=True, exist_ok=True)
-                with partial.open("wb") as file:
-                    for line in content:
-                        file.write(msgspec.json.encode(line) + b"\n")
-                partial.replace(path)
-            except OSError as error:
-                raise StoreError(
-                    f"{path} cannot be written ({error.strerror}); check space and permissions."
-                ) from error
-            finally:
-                partial.unlink(missing_ok=True)
-            written.append(path)
-    return written
+        try:
+            target.mkdir(parents=True, exist_ok=True)
+            return [_write(target / name, content) for name, content in lines.items()]
+        except OSError as error:
+            raise StoreError(f"{target} cannot be written ({error.strerror}); check space and permissions.") from error
+
+
+def _write(path: Path, lines: Iterator[dict[str, Any]]) -> Path:
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with partial.open("wb") as file:
+            for line in lines:
+                file.write(msgspec.json.encode(line) + b"\n")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return path
 
 
 def episode_lines(store: RunStore) -> Iterator[dict[str, Any]]:
-    """One object per episode in order: what it was and how it ended. Keys are text, since JSON has no 64-bit integers."""
+    """One object per episode in order: what it was and how it ended. Keys are text: many readers of JSON lose
+    the last digits of 64-bit integers.
+    """
     for episode in _episodes(store):
         yield {
             "episode": str(episode.key),

@@ -54,8 +54,9 @@ def _write(path: Path, lines: Iterator[dict[str, Any]]) -> Path:
 
 
 def episode_lines(store: RunStore) -> Iterator[dict[str, Any]]:
-    """One object per episode in order: what it was and how it ended. Keys are text: many readers of JSON lose
-    the last digits of 64-bit integers.
+    """One object per episode in order: what it was and how it ended.
+
+    Keys are text, because many readers of JSON lose the last digits of 64-bit integers.
     """
     for episode in _episodes(store):
         yield {

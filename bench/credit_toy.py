@@ -98,6 +98,8 @@ def _branch(
     self_twin = shortcut and bool(pair.self_twin[place])
     utility = float(pair.utility[place])
     same = index == 0 and bool(pair.same_evidence[place])
+    continued = not same or coin(key, pair.turn, "same-evidence", index) < q_same
+    tokens = pair.tokens[place] if continued and not self_twin else simulator.written[pair.alternative[place]]
     return Branch(
         parent=key,
         turn=pair.turn,
@@ -107,11 +109,11 @@ def _branch(
         stream=0,
         self_twin=self_twin,
         same_evidence=same,
-        continued=not same or coin(key, pair.turn, "same-evidence", index) < q_same,
+        continued=continued,
         continuation_probability=q_same if same else 1.0,
         utility=utility if self_twin else float(pair.twin_utility[place]),
         factual_utility=utility,
-        generated_tokens=int(pair.tokens[place]),
+        generated_tokens=int(tokens),
     )
 
 
@@ -190,12 +192,13 @@ def exact_rho(solver: Solver, layout: Layout, task: int = 0) -> float:
     return 1 - variance / independent
 
 
-def _largest_bias(pairs: Pairs, truth: Floats, least: int = 200) -> float:
-    """Largest |mean(D) − A| over decisions (s, y) with at least ``least`` pairs, in standard errors."""
+def _largest_bias(pairs: Pairs, truth: Floats, least: int = 50) -> float:
+    """Largest |mean(D) − A| over decisions (s, y) with at least ``least`` non-zero D, in standard errors."""
     worst = 0.0
     for cell in np.unique(pairs.decision):
-        error = pairs.difference[pairs.decision == cell] - truth[pairs.decision == cell]
-        if error.size >= least and error.std() > 0:
+        difference = pairs.difference[pairs.decision == cell]
+        error = difference - truth[pairs.decision == cell]
+        if np.count_nonzero(difference) >= least and error.std() > 0:
             worst = max(worst, float(abs(error.mean()) / (error.std() / np.sqrt(error.size))))
     return worst
 
@@ -232,7 +235,7 @@ def estimator_table(solver: Solver, *, episodes: int, seed: int, budget: float =
                 same_evidence_probability=q_same,
             )
             credits.append(np.array([horvitz_thompson(decision) for decision in listed]))
-            tokens += sum(_spent(branch, counts, turn, decision) for decision in listed for branch in decision.branches)
+            tokens += sum(branch.generated_tokens for decision in listed for branch in decision.branches)
         return np.concatenate(credits), tokens / total
 
     utility = played.utility.astype(np.float64)
@@ -258,16 +261,6 @@ def estimator_table(solver: Solver, *, episodes: int, seed: int, budget: float =
 def _discordance(pairs: Pairs) -> float:
     """P(D ≠ 0) of a turn's decisions: what a predictor that knows only the turn number would say."""
     return max(float((pairs.difference != 0).mean()), 1e-3)
-
-
-def _spent(branch: Branch, counts: npt.NDArray[np.int64], turn: int, decision: Decision) -> float:
-    """Tokens a run would generate for the branch: a self-twin or a coin that says stop costs its turn only."""
-    if branch.index:  # both arms of a further pair
-        row = decision.group * GROUP_SIZE + decision.member
-        return branch.generated_tokens + float(counts[row, turn + 1 :].sum())
-    if branch.self_twin:
-        return float(counts[decision.group * GROUP_SIZE + decision.member, turn])
-    return branch.generated_tokens if branch.continued else branch.generated_tokens / 2
 
 
 def _square_root_rule(

@@ -71,7 +71,7 @@ class Pairs(msgspec.Struct, frozen=True):
         self_twin: ``bool[M]``: y′ = y_t token for token.
         same_evidence: ``bool[M]``: e: y′ ≠ y_t, neither ends the episode, and both show the same observation.
         terminal: ``bool[M]``: the factual turn ended the episode.
-        tokens: ``int64[M]``: tokens of the alternative and of its continuation.
+        tokens: ``int64[M]``: tokens of the alternative and of its continuation (of both arms' for kind ``pair``).
         after: What followed the fork in the branch (turn t holds the alternative).
     """
 
@@ -99,6 +99,7 @@ class Simulator:
     Attributes:
         graph: The world unrolled.
         layout: The noise layout of every trajectory.
+        written: ``int64[nodes]``: tokens written so far in the node's turn; at a turn node its length.
     """
 
     def __init__(self, world: World | Graph | Solver, layout: Layout | str = Layout.TURN_LINE) -> None:
@@ -114,7 +115,7 @@ class Simulator:
         possible = graph.child != NO_CHILD
         self._forced = np.where(possible.sum(axis=1) == 1, possible.argmax(axis=1), -1)
         self._is_turn = graph.outcome[:, 0] != NO_CHILD
-        self._written = np.array([len(tokens) for tokens in graph.written])
+        self.written = np.array([len(tokens) for tokens in graph.written])
         self._bounds = np.cumsum(graph.chance, axis=1)
         prompts = [graph.world.ids(graph.world.prompt(task)) for task in range(graph.world.tasks)]
         self._prompts = np.array([([NO_TOKEN] * NGRAM_CONTEXT + prompt)[-NGRAM_CONTEXT:] for prompt in prompts])
@@ -147,7 +148,7 @@ class Simulator:
             turn: t.
             kind: ``twin``: later turns read the factual stream; ``independent``: a stream of their own, and luck of
                 their own; ``pair``: both arms' later turns read one fresh stream, and luck too
-                (the second and further of J pairs; what the factual turn was answered stays).
+                from turn t on (the second and further of J pairs).
             index: Number of the branch at this decision.
             shared_luck: Twins meet the factual luck; false draws it afresh from turn t on.
 
@@ -166,21 +167,24 @@ class Simulator:
         place = self._place_before(episodes, rows, turn)
         after = self._continue(place, turn, stream_id(FACTUAL_STREAM, turn, "alternative", index), luck, later)
         alternative = after.turns[:, turn]
+        tokens = self.token_counts(after).sum(axis=1)
         utility, terminal = episodes.utility[rows], episodes.shown[rows, turn] < 0
         if kind == "pair":
-            utility = utility.copy()
-            utility[~terminal] = self._continue_factual(episodes, rows[~terminal], turn + 1, later)
+            arm = self._place_before(episodes, rows, turn)
+            arm.take(decision)
+            again = self._continue(arm, turn, stream=later, luck=luck, later=later)
+            utility = again.utility
+            tokens += self.token_counts(again)[:, turn + 1 :].sum(axis=1)
         self_twin = alternative == decision
         shown = after.shown[:, turn]
         same = ~self_twin & (shown >= 0) & (shown == episodes.shown[rows, turn])
-        tokens = self.token_counts(after).sum(axis=1)
         return Pairs(
             rows, turn, decision, alternative, utility, after.utility, self_twin, same, terminal, tokens, after
         )
 
     def token_counts(self, episodes: Episodes) -> Ints:
         """``int64[N, H]``: tokens that the policy wrote in every turn."""
-        return np.where(episodes.turns >= 0, self._written[episodes.turns], 0)
+        return np.where(episodes.turns >= 0, self.written[episodes.turns], 0)
 
     def text(self, episodes: Episodes, row: int) -> list[str]:
         """The turns of one trajectory as text."""
@@ -192,17 +196,11 @@ class Simulator:
 
     # ------------------------------------------------------------------------------------------ inside
 
-    def _continue_factual(self, episodes: Episodes, rows: Ints, turn: int, stream: int) -> Ints:
-        """Utilities of the factual arm of a pair: what was observed until ``turn`` stays, the rest is drawn anew."""
-        if not rows.size:
-            return np.zeros(0, dtype=np.int64)
-        return self._continue(self._place_before(episodes, rows, turn), turn, stream, stream, stream).utility
-
     def _place_before(self, episodes: Episodes, rows: Ints, turn: int) -> _Place:
         """The episodes ``rows`` at the start of ``turn``: node, tokens generated, last tokens of the context."""
         roots = self.graph.root[episodes.turns[rows, turn]]
         earlier = episodes.turns[rows, :turn]
-        counter = np.where(earlier >= 0, self._written[earlier], 0).sum(axis=1)
+        counter = np.where(earlier >= 0, self.written[earlier], 0).sum(axis=1)
         context = self._prompts[episodes.tasks[rows]].copy()
         if self.layout is Layout.NGRAM:
             for place, row in enumerate(rows):
@@ -258,11 +256,19 @@ class _Place:
         """Trajectories that have not ended."""
         return self.node > 1
 
+    def take(self, turns: Ints) -> None:
+        """Let every trajectory write a given turn (turn nodes) instead of sampling one."""
+        self.node = turns.copy()
+        self.counter += self.simulator.written[turns]
+        if self.simulator.layout is Layout.NGRAM:
+            for row, node in enumerate(turns.tolist()):
+                self._remember(np.array([row]), np.array([self.graph.written[node]]))
+
     def write(self, turn: int, stream: int) -> None:
-        """Sample a turn in every trajectory that goes on."""
+        """Sample a turn in every trajectory that goes on and has not written this one yet."""
         simulator, graph = self.simulator, self.graph
         keyed_turn = turn if simulator.layout not in (Layout.EPISODE, Layout.NGRAM) else 0
-        rows = np.flatnonzero(self.alive)
+        rows = np.flatnonzero(self.alive & ~simulator._is_turn[self.node])
         prefix = np.zeros(self.node.size, dtype=np.uint64)
         prefix[rows] = prefixes(_TAGS[simulator.layout], self.keys[rows].tolist(), keyed_turn, stream)
         while rows.size:
@@ -305,7 +311,7 @@ class _Place:
         if layout is Layout.EPISODE:
             index = self.counter[rows]
         elif layout is Layout.TURN:
-            index = self.simulator._written[node]
+            index = self.simulator.written[node]
         else:
             index = graph.line[node] << 32 | graph.position[node]
         return splitmix(prefix, index.astype(np.uint64))

@@ -1,4 +1,4 @@
-"""Twice, Proposition 1: E[D | s, y] = A(s, y) whatever the coupling, if no noise that chose y is read again after it."""
+"""Twice, Proposition 1: E[D | s, y] = A(s, y) for any coupling, if no noise that chose y is read again after it."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Twice, Proposition 2: Var(D) = (1 − ρ)·Var(D_ind), with ρ = 2·Cov(U, U′)/Var(D_ind); and what shared luck adds to it."""
+"""Twice, Proposition 2: Var(D) = (1 − ρ)·Var(D_ind), with ρ = 2·Cov(U, U′)/Var(D_ind); and shared luck."""
 
 import numpy as np
 import pytest
@@ -89,7 +89,7 @@ def test_shared_luck_lowers_the_variance():
 
 
 def test_a_star_of_alternatives_has_a_floor_that_pairs_do_not_have():
-    """Appendix B.6: Var(U − mean U′) over K alternatives on one factual noise falls slower than J pairs at equal cost."""
+    """Appendix B.6: Var(U − mean U′) over K alternatives on one noise falls slower than J pairs at equal cost."""
     solver = Solver(WORLDS["toy/Coupled-v0"]())
     simulator = Simulator(solver)
     episodes = simulator.play(keys(PAIRS // 2, seed=23))

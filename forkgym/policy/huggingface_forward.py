@@ -7,6 +7,7 @@ padding. Blocks of different length may still differ in the last bits; measure w
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,6 +27,9 @@ class HuggingFaceBackend:
     def __init__(self, model: Any, *, device: str, version: int) -> None:
         """Copy the model to the device as the first version."""
         self._device = device
+        # transformers 5.24 renamed the argument.
+        known = inspect.signature(type(model).forward).parameters
+        self._cache_argument = "cache" if "cache" in known else "past_key_values"
         self._models: dict[int, Any] = {version: copy.deepcopy(model).to(device).eval()}
 
     def begin(self, turn: ActiveTurn, stored: Any, length: int) -> None:
@@ -39,7 +43,8 @@ class HuggingFaceBackend:
         for turn in turns:
             fresh = turn.history[turn.computed :]
             ids = torch.tensor([fresh], device=self._device)
-            output = self._models[turn.request.version](input_ids=ids, past_key_values=turn.place, use_cache=True)
+            arguments = {"input_ids": ids, self._cache_argument: turn.place, "use_cache": True}
+            output = self._models[turn.request.version](**arguments)
             turn.computed += len(fresh)
             rows.append(output.logits[0, -1].float().cpu().numpy())
         return list(turns), np.stack(rows)

@@ -163,11 +163,51 @@ def test_envs_lists_every_registered_environment(forkgym_command: Caller) -> Non
 
 def test_algos_lists_presets_and_shows_one(forkgym_command: Caller) -> None:
     assert "twice" in forkgym_command("algos").out.splitlines()
+    assert "twice-dr" in forkgym_command("algos", "--json").last_json["algorithms"]
+    assert "minimum_propensity" in forkgym_command("algos", "twice").out
     shown = forkgym_command("algos", "twice", "--json").last_json
     assert {"option": "omega", "default": "1.0"} in shown["options"]
     outcome = forkgym_command("algos", "twise")
     assert outcome.code == 2
     assert "twice" in outcome.err
+
+
+def test_envs_can_be_made_to_say_how_they_fork(forkgym_command: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forkgym, "list_envs", lambda: ["toy/Chain-v0", "toy/Coupled-v0"])
+    rows = forkgym_command("envs", "--check", "--json").last_json["environments"]
+    assert [row["forks by"] for row in rows] == ["state", "state"]
+    assert rows[0]["splits"].startswith("train 4")
+
+    def broken(env_id: str) -> object:
+        raise RuntimeError("the dictionary is missing\nand more")
+
+    monkeypatch.setattr("forkgym.make", broken)
+    outcome = forkgym_command("envs", "--check", "--json")
+    assert outcome.code == 2
+    assert outcome.last_json["environments"][0]["problem"] == "the dictionary is missing"
+    monkeypatch.setattr(forkgym, "list_envs", list)
+    assert forkgym_command("envs").out == "No environment is installed.\n"
+
+
+def test_a_reader_that_leaves_early_is_no_error() -> None:
+    code = "import sys; from forkgym.cli import main; sys.exit(main(['bench']))"
+    writer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert writer.stdout is not None
+    assert writer.stderr is not None
+    writer.stdout.close()
+    errors = writer.stderr.read().decode()
+    writer.stderr.close()
+    assert (writer.wait(), errors) == (0, "")
+
+
+def test_a_package_without_metadata_has_no_extras(monkeypatch: pytest.MonkeyPatch) -> None:
+    from importlib import metadata
+
+    def missing(name: str) -> list[str]:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "requires", missing)
+    assert extras() == {}
 
 
 def test_the_doctor_names_versions_and_the_noise_check(forkgym_command: Caller) -> None:

@@ -85,7 +85,7 @@ def naive_update(model: torch.nn.Module, optimiser: torch.optim.Optimizer, batch
         advantages = torch.tensor(sequence.advantages[1:])
         ratio = (chosen - chosen.detach()).exp()
         clipped = torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
-        (-clipped.sum() / (len(batch) * 32.0)).backward()
+        (-clipped.sum() / (len(batch) * 32.0)).backward()  # type: ignore[no-untyped-call]
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimiser.step()
 
@@ -111,11 +111,12 @@ def run_case(spread: str, count: int, repeats: int, widths: Sequence[int], threa
         metrics = learner.update(sequences, learner.counters.last_update + 1)
         padding[name] = metrics.padding
 
-    for name, settings in {
+    variants: dict[str, dict[str, Any]] = {
         "auto": {},
         **{f"packed-{width}": {"packing": "packed", "row_tokens": width} for width in widths},
         "padded": {"packing": "padded"},
-    }.items():
+    }
+    for name, settings in variants.items():
         config = LearnerConfig(device="cpu", threads=threads, **settings)
         learner = Learner(build_model(), ClippedSurrogate(), config)
         runs[name] = lambda learner=learner, name=name: learn(learner, name)  # type: ignore[misc]

@@ -73,13 +73,14 @@ def test_auto_lays_rows_out_the_cheaper_way(make_model, make_sequences):
     assert any(batch.packed for batch in learner._lay_out(skewed, range(20)))
 
 
+@pytest.mark.parametrize("aggregate", ["sum", "episode-mean", "token-mean"])
 def test_skipping_sequences_without_credit_leaves_the_gradient_and_the_denominators(
-    make_model, make_sequences, monkeypatch
+    make_model, make_sequences, monkeypatch, aggregate
 ):
     sequences = make_sequences(12, zero_every=2)
     gradients = []
     for skip in (True, False):
-        learner = learner_of(make_model(), skip_zero_credit=skip)
+        learner = learner_of(make_model(), ClippedSurrogate(aggregate=aggregate, scale=2.0), skip_zero_credit=skip)
         gradients.append(applied_gradient(learner, sequences, monkeypatch))
     for name in gradients[0]:
         torch.testing.assert_close(gradients[0][name], gradients[1][name], atol=1e-6, rtol=1e-4)

@@ -177,13 +177,13 @@ class InvariantForward:
             projected = self._product(self._normed, count, layer.project, self._projected)
             kernels.attend(
                 projected, slots, positions, self._cosine, self._sine, layer.query_norm, layer.key_norm,
-                self._epsilon, cache.keys[index], cache.values[index], layer.window, self._scores,
-                self._attended[:count],
+                self._epsilon, cache.keys[index], cache.values[index], layer.window, self._scores, self._weights,
+                self._power, self._attended[:count],
             )  # fmt: skip
             hidden += self._product(self._attended, count, layer.output, self._narrow)
             kernels.root_mean_square_norm(hidden, layer.mlp_norm, self._epsilon, self._normed[:count])
             gate_up = self._product(self._normed, count, layer.gate_up, self._wide)
-            kernels.gate(gate_up, self._gated[:count])
+            kernels.gate(gate_up, self._power_wide, self._gated[:count])
             hidden += self._product(self._gated, count, layer.down, self._narrow)
         chosen = len(wanted)
         if not chosen:
@@ -207,7 +207,11 @@ class InvariantForward:
         self._wide = buffer(layer.gate_up.width)
         self._gated = buffer(layer.gate_up.width // 2)
         self._logits = buffer(self.vocabulary_size)
-        self._scores = np.zeros(self._length, dtype=np.float32)
+        padded = -(-self._length // kernels.BLOCK) * kernels.BLOCK
+        self._scores = np.zeros(padded, dtype=np.float32)
+        self._weights = np.zeros(padded, dtype=np.float32)
+        self._power = np.zeros(padded, dtype=np.int32)
+        self._power_wide = np.zeros(layer.gate_up.width // 2, dtype=np.int32)
 
     def _product(self, x: FloatArray, count: int, matrix: _Matrix, out: FloatArray) -> FloatArray:
         """The first ``count`` rows of ``x`` times a matrix, in ``out``; further rows of both are dummies."""

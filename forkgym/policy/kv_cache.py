@@ -9,6 +9,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from forkgym.policy.invariant_kernels import BLOCK
+
 __all__ = ["SlotCache", "StoredPrefix"]
 
 FloatArray = npt.NDArray[np.float32]
@@ -18,7 +20,7 @@ class StoredPrefix(msgspec.Struct, frozen=True):
     """Keys and values of the first ``length`` tokens of a trajectory; never written after it was made.
 
     Attributes:
-        keys: ``float32[layers, groups, head_width, length]``.
+        keys: ``float32[layers, groups, blocks, head_width, BLOCK]``; places after ``length`` are not read.
         values: ``float32[layers, groups, length, head_width]``.
         length: Tokens held.
     """
@@ -32,14 +34,14 @@ class SlotCache:
     """A growing block of equal slots, each of which holds one running turn's keys and values.
 
     Attributes:
-        keys: ``float32[layers, slots, groups, head_width, length]`` (time last: scores run over time).
+        keys: ``float32[layers, slots, groups, blocks, head_width, BLOCK]``: time in blocks of `BLOCK` tokens.
         values: ``float32[layers, slots, groups, length, head_width]``.
     """
 
     def __init__(self, *, layers: int, groups: int, head_width: int, length: int) -> None:
         """Start without slots; ``length`` is the most tokens a slot can hold."""
-        self._shape = (layers, groups, head_width, length)
-        self.keys: FloatArray = np.zeros((layers, 0, groups, head_width, length), dtype=np.float32)
+        self._shape = (layers, groups, head_width, -(-length // BLOCK) * BLOCK)
+        self.keys: FloatArray = np.zeros((layers, 0, groups, 0, head_width, BLOCK), dtype=np.float32)
         self.values: FloatArray = np.zeros((layers, 0, groups, length, head_width), dtype=np.float32)
         self._free: list[int] = []
 
@@ -62,21 +64,23 @@ class SlotCache:
 
     def load(self, slot: int, prefix: StoredPrefix, length: int) -> None:
         """Copy the first ``length`` tokens of a stored prefix into a slot."""
-        self.keys[:, slot, :, :, :length] = prefix.keys[..., :length]
-        self.values[:, slot, :, :length] = prefix.values[..., :length, :]
+        blocks = -(-length // BLOCK)
+        self.keys[:, slot, :, :blocks] = prefix.keys[:, :, :blocks]
+        self.values[:, slot, :, :length] = prefix.values[:, :, :length]
 
     def store(self, slot: int, length: int) -> StoredPrefix:
         """Copy the first ``length`` tokens of a slot out."""
-        keys = self.keys[:, slot, :, :, :length].copy()
+        keys = self.keys[:, slot, :, : -(-length // BLOCK)].copy()
         values = self.values[:, slot, :, :length].copy()
         return StoredPrefix(keys, values, length)
 
     def _grow(self, slots: int) -> None:
         layers, groups, head_width, length = self._shape
         old = self.slots
-        keys: FloatArray = np.zeros((layers, slots, groups, head_width, length), dtype=np.float32)
+        keys: FloatArray = np.zeros((layers, slots, groups, length // BLOCK, head_width, BLOCK), dtype=np.float32)
         values: FloatArray = np.zeros((layers, slots, groups, length, head_width), dtype=np.float32)
-        keys[:, :old] = self.keys
-        values[:, :old] = self.values
+        if old:
+            keys[:, :old] = self.keys
+            values[:, :old] = self.values
         self.keys, self.values = keys, values
         self._free += range(old, slots)

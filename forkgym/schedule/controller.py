@@ -23,6 +23,7 @@ from forkgym.schedule.predictor import FEATURES, Discordance, RidgeRegression, d
 __all__ = ["ControllerState", "make_decisions", "plan_branches", "same_evidence_probability", "settle"]
 
 RUNNING_DECAY = 0.9
+COST_DECAY = 0.95
 LOWEST_DISCORDANCE = 1e-3
 LEARNED_INPUTS = 2 * len(FEATURES)
 
@@ -34,7 +35,8 @@ class ControllerState(msgspec.Struct, kw_only=True):
         discordance: The predictor η̂ of P(D ≠ 0).
         residual: The predictor of E[(D − b)²], which allocation follows where there is a control variate.
         advantage: The learned control variate b.
-        cost_ratio: Running ratio of real to predicted branch tokens.
+        predicted_tokens: Branch tokens that were predicted, older updates discounted.
+        real_tokens: Branch tokens that were spent, discounted alike.
         overspent: Branch tokens spent beyond the budget in updates after warm-up (negative: saved), at most one
             update's budget; the next update's budget is smaller by as much.
         squared_same: Running mean of (D − b)² where the alternative brought the same evidence.
@@ -45,11 +47,19 @@ class ControllerState(msgspec.Struct, kw_only=True):
     discordance: Discordance = msgspec.field(default_factory=Discordance)
     residual: Discordance = msgspec.field(default_factory=Discordance)
     advantage: RidgeRegression = msgspec.field(default_factory=lambda: RidgeRegression(size=LEARNED_INPUTS))
-    cost_ratio: float = 1.0
+    predicted_tokens: float = 0.0
+    real_tokens: float = 0.0
     overspent: float = 0.0
     squared_same: float = 0.25
     squared_different: float = 1.0
     squared_credit: float | None = None
+
+    @property
+    def cost_ratio(self) -> float:
+        """Real by predicted branch tokens over earlier updates; 1 before there are any."""
+        if self.predicted_tokens <= 0.0:
+            return 1.0
+        return min(10.0, max(0.05, self.real_tokens / self.predicted_tokens))
 
     @property
     def running_scale(self) -> float | None:
@@ -251,8 +261,9 @@ def _settle_cost(decisions: Sequence[Decision], branching: Branching, state: Con
     continuations = branching.plan.continuations
     predicted = math.fsum(max(1.0, decision.cost) * continuations for decision in decisions if decision.branched)
     real = sum(branch.generated_tokens for decision in decisions for branch in decision.branches)
-    if predicted > 0.0 and real > 0:
-        state.cost_ratio = min(10.0, max(0.05, 0.7 * state.cost_ratio + 0.3 * real / predicted))
+    # A slow average: chance moves one update's cost by a tenth, and the debt below corrects that already.
+    state.predicted_tokens = COST_DECAY * state.predicted_tokens + predicted
+    state.real_tokens = COST_DECAY * state.real_tokens + real
     selector = branching.selector
     if not isinstance(selector, CoinSelector) or not decisions or decisions[0].update < selector.warmup_updates:
         return

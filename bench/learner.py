@@ -43,7 +43,8 @@ def build_model(hidden: int = 128) -> torch.nn.Module:
         max_window_layers=0,
         layer_types=["sliding_attention", "full_attention"],
     )
-    return Qwen2ForCausalLM(config).eval()
+    model: torch.nn.Module = Qwen2ForCausalLM(config)
+    return model.eval()
 
 
 def build_sequences(count: int, spread: str) -> list[TrainingSequence]:

@@ -74,8 +74,8 @@ class Handle(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             raise ValueError(f"it has more than {_MAX_ACTIONS} actions")
         if len(self.chain) not in (0, CHAIN_BYTES * (len(self.actions) + 1)):
             raise ValueError("its hash chain does not have 16 bytes for the reset and 16 for each action")
-        if self.max_episode_steps is not None and self.max_episode_steps < -1:
-            raise ValueError("its max_episode_steps is negative")
+        if self.max_episode_steps is not None and self.max_episode_steps < 1 and self.max_episode_steps != -1:
+            raise ValueError("its max_episode_steps is neither positive nor -1")
         turns = [turn for turn, _ in self.luck]
         if turns != sorted(set(turns)) or any(not 0 <= turn <= len(self.actions) for turn in turns):
             raise ValueError("its luck segments are not in ascending turns within the episode")
@@ -86,6 +86,9 @@ class Handle(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     def links(self) -> list[bytes]:
         """The hash chain as one 16-byte link for the reset and one for each turn."""
         return [self.chain[at : at + CHAIN_BYTES] for at in range(0, len(self.chain), CHAIN_BYTES)]
+
+    def __repr__(self) -> str:
+        return f"<Handle of {self.env}: seed {self.seed}, {len(self.actions)} actions>"
 
     def to_json(self) -> str:
         """JSON text (the chain in base64)."""

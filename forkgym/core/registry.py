@@ -21,6 +21,7 @@ from forkgym.core.env import Env
 from forkgym.core.errors import (
     ForkgymError,
     HandleError,
+    MisuseError,
     ReplayDivergence,
     UnknownArgumentError,
     UnknownEnvironmentError,
@@ -128,6 +129,8 @@ def make(
         if kwargs or max_episode_steps is not None:
             raise UnknownArgumentError("make(handle) takes no further arguments: the handle holds them all.")
         return replay(id)
+    if max_episode_steps is not None and max_episode_steps < 1 and max_episode_steps != -1:
+        raise MisuseError(f"max_episode_steps is a positive number, or -1 for no limit; not {max_episode_steps}.")
     spec = _spec(id)
     creator = _creator(spec)
     _check_arguments(spec, creator, {**spec.kwargs, **kwargs})

@@ -26,6 +26,7 @@ __all__ = [
     "answer_form",
     "answer_or_error",
     "fork_points",
+    "independent",
     "play",
     "tell",
     "tell_scribbling",
@@ -239,6 +240,16 @@ def why_not_deterministic(factory: Factory, script: Script) -> str:
         "It draws from the operating system's entropy (a generator without a seed), or keeps state in class or module "
         "variables. Draw from self.luck or self.np_random, and keep state in the instance."
     )
+
+
+def independent(factory: Factory, script: Script, turn: int) -> bool:
+    """Whether a parent and its fork, stepped by turns, both answer as an environment that was never forked."""
+    truth = tell(factory(), script).forms[turn + 1 :]
+    parent = factory()
+    play(parent, script, turn)
+    child = parent.fork()
+    pairs = [(answer_or_error(child, action), answer_or_error(parent, action)) for action in script.actions[turn:]]
+    return all(pair == (right, right) for pair, right in zip(pairs, truth, strict=True))
 
 
 def why_not_forked(factory: Factory, script: Script, turn: int) -> tuple[str, str]:

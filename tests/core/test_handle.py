@@ -34,6 +34,10 @@ def test_a_handle_survives_both_encodings_and_rebuilds_the_state(encode):
     assert again.step(0)[:4] == env.step(0)[:4]
 
 
+def test_a_handle_shows_itself_briefly():
+    assert repr(played(turns=2).handle()) == "<Handle of core/Dice-v0: seed 11, 2 actions>"
+
+
 def test_make_takes_a_handle():
     env = played()
     assert forkgym.make(env.handle()).state_hash() == env.state_hash()
@@ -183,6 +187,7 @@ BAD_FIELDS = {
     "luck without a stream": {"luck": [[1, 0]]},
     "luck of three numbers": {"luck": [[1, 2, 3]]},
     "a negative limit": {"max_episode_steps": -5},
+    "a limit of zero": {"max_episode_steps": 0},
     "wrappers that are numbers": {"wrappers": [1]},
 }
 

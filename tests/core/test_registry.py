@@ -46,6 +46,11 @@ def test_the_registered_time_limit_holds_unless_another_is_given(given, steps):
     assert [env.step(0)[3] for _ in range(steps)] == [False] * (steps - 1) + [True]
 
 
+def test_a_time_limit_of_zero_is_refused():
+    with pytest.raises(ForkgymError, match="or -1 for no limit; not 0"):
+        forkgym.make("registry/Short-v0", max_episode_steps=0)
+
+
 def test_minus_one_means_no_time_limit():
     env = forkgym.make("registry/Short-v0", max_episode_steps=-1)
     env.reset(seed=0)

@@ -171,6 +171,18 @@ class OutsideItsSpace(Sound):
     observation_space = gymnasium.spaces.Discrete(4)
 
 
+class BlindHash(Sound):
+    """Forks rightly by itself, but declares only a part of its state, so that different states share a hash."""
+
+    def _fork(self) -> BlindHash:
+        child = BlindHash()
+        child.total, child.steps = self.total, self.steps
+        return child
+
+    def _get_state(self) -> Any:
+        return {"steps": self.steps}
+
+
 class ReturnsItsState(Sound):
     """Returns the very array that is its state."""
 

@@ -7,6 +7,8 @@ import random
 import msgspec
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from forkgym.learn.batch import attention_masks, pack, training_sequences
 from forkgym.learn.forward import PolicyForward
@@ -150,6 +152,21 @@ def test_packed_log_probs_equal_those_of_each_sequence_alone(make_model, make_se
     torch.testing.assert_close(packed, torch.stack(alone), atol=2e-5, rtol=0)
     padded = _scores(forward, sequences, arrangement="padded")
     torch.testing.assert_close(padded, torch.stack(alone), atol=2e-5, rtol=0)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 10**6), count=st.integers(1, 9), width=st.integers(1, 300), max_tokens=st.integers(1, 600))
+def test_any_layout_gives_the_same_log_probs(make_model, make_sequences, seed, count, width, max_tokens):
+    forward, sequences = PolicyForward(make_model(seed % 3)), make_sequences(count, seed=seed)
+    scores = {}
+    with torch.no_grad():
+        for kind in ("packed", "padded"):
+            parts = {}
+            for batch in pack(sequences, max_tokens, arrangement=kind, row_tokens=width):
+                split = forward.score(batch).logprobs.split(list(batch.lengths))
+                parts |= dict(zip(batch.members, split, strict=True))
+            scores[kind] = torch.cat([parts[i] for i in range(count)])
+    torch.testing.assert_close(scores["packed"], scores["padded"], atol=2e-5, rtol=0)
 
 
 def test_no_sequence_sees_its_neighbour_in_the_row(make_model, make_sequences):

@@ -8,7 +8,15 @@ import msgspec
 import pytest
 import torch
 
-from forkgym.learn import Learner, LearnerConfig, NonFiniteError, equal_weights, training_sequences, weights_digest
+from forkgym.learn import (
+    Learner,
+    LearnerConfig,
+    LoraConfig,
+    NonFiniteError,
+    equal_weights,
+    training_sequences,
+    weights_digest,
+)
 from forkgym.learn.losses import nucleus_support
 from forkgym.rollout.plan import ClippedSurrogate
 
@@ -99,9 +107,14 @@ def test_with_a_kl_term_nothing_is_skipped(make_model, make_sequences):
 
 
 @pytest.mark.parametrize("ratio", ["token", "turn"])
-def test_every_ratio_is_exactly_one_at_the_sampling_weights(make_model, make_sequences, monkeypatch, ratio):
+@pytest.mark.parametrize("settings", [{}, {"dtype": "bfloat16"}, {"lora": LoraConfig(rank=4)}, {"packing": "padded"}])
+@pytest.mark.parametrize("max_elements", [1 << 24, 3000])
+def test_every_ratio_is_exactly_one_at_the_sampling_weights(
+    make_model, make_sequences, monkeypatch, ratio, settings, max_elements
+):
     """Bit for bit, in all minibatches of the first epoch, as long as no step has moved the weights."""
-    learner = learner_of(make_model(), ClippedSurrogate(ratio=ratio), minibatch=4, epochs=1, temperature=0.7)
+    learner = learner_of(make_model(), ClippedSurrogate(ratio=ratio), minibatch=4, temperature=0.7, **settings)
+    learner._forward.max_elements = max_elements
     monkeypatch.setattr(learner._optimiser, "step", lambda: None)
     metrics = learner.update(make_sequences(14), 0)
     assert metrics.optimiser_steps == 4

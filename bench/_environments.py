@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
 from typing import Any
@@ -70,13 +71,21 @@ def _walk(env: Any, seed: int, depth: int) -> list[Any]:
 
 
 def interleaved(operations: dict[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
-    """Seconds of every operation, ``repeats`` times each, in turns so that noise on the machine hits all alike."""
+    """Seconds of every operation, ``repeats`` times each, in turns so that noise on the machine hits all alike.
+
+    The garbage collector waits meanwhile (as in ``timeit``): else one operation pays for another's garbage.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in operations}
-    for _ in range(repeats):
-        for name, operation in operations.items():
-            started = time.perf_counter()
-            left = operation()
-            seconds[name].append(time.perf_counter() - started)
-            if left is not None:
-                left.close()
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(repeats):
+            for name, operation in operations.items():
+                started = time.perf_counter()
+                left = operation()
+                seconds[name].append(time.perf_counter() - started)
+                if left is not None:
+                    left.close()
+    finally:
+        gc.enable()
     return seconds

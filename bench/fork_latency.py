@@ -47,16 +47,18 @@ def measure(env_id: str, depth: int, repeats: int) -> dict[str, Any]:
         "rerun": rerun,
     }
     result: dict[str, Any] = {"env": env_id, "support": env.fork_support, "depth": len(actions)}
+    rare: dict[str, Callable[[], Any]] = {"replay": lambda: forkgym.replay(handle)}
     try:
         copy.deepcopy(env).close()
-        operations["deepcopy"] = lambda: copy.deepcopy(env)
+        rare["deepcopy"] = lambda: copy.deepcopy(env)
     except Exception as error:  # whatever an environment raises: the row says so
         result["deepcopy_fails"] = f"{type(error).__name__}: {error}"
     try:
         interleaved(operations, 3)  # caches warm up
         seconds = interleaved(operations, repeats)
-        # A replay makes the environment anew (corpora included), so it gets fewer repetitions.
-        seconds |= interleaved({"replay": lambda: forkgym.replay(handle)}, max(3, repeats // 20))
+        # These two may copy or build whole corpora and sweep the caches: apart from the others, and less often.
+        for name, operation in rare.items():
+            seconds |= interleaved({name: operation}, max(3, repeats // 20))
     finally:
         snapshot.close()
         env.close()

@@ -251,8 +251,6 @@ def warm_start(
         figures=figures,
     )
     (Path(output) / REPORT_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
-    for line in report.lines():
-        say(line)
     say(f"{time.perf_counter() - started:.0f} s in all; checkpoint in {output}")
     return report
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Literal
 
 from forkgym.credit import Algorithm, GroupRelative
-from forkgym.rollout.plan import ClippedSurrogate, RolloutPlan
+from forkgym.rollout.plan import ClippedSurrogate, RolloutPlan, require
 
 __all__ = ["grpo", "rloo"]
 
@@ -64,6 +64,7 @@ def rloo(
         kl_coefficient: Weight of the k3 KL term.
         aggregate: How token losses are aggregated.
     """
+    require(group_size >= 2, "group_size", "at least 2 (each episode is compared with the others)", group_size)
     return Algorithm(
         name="rloo",
         rollout=RolloutPlan(group_size=group_size, temperature=temperature, top_p=top_p),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Literal
 
 from forkgym.credit import Algorithm, MergedEvidence
-from forkgym.rollout.plan import ClippedSurrogate, RolloutPlan
+from forkgym.rollout.plan import ClippedSurrogate, RolloutPlan, require
 
 __all__ = ["merge_annealed"]
 
@@ -34,6 +34,8 @@ def merge_annealed(
         kl_coefficient: Weight of the k3 KL term.
         aggregate: How token losses are aggregated.
     """
+    require(0.0 <= initial_mix <= 1.0, "initial_mix", "in [0, 1]", initial_mix)
+    require(group_size >= 2, "group_size", "at least 2 (each episode is compared with the others)", group_size)
     return Algorithm(
         name="merge-annealed",
         rollout=RolloutPlan(group_size=group_size, temperature=temperature),

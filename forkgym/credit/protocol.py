@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from forkgym.rollout.plan import BranchPlan, ClippedSurrogate, RolloutPlan
+from forkgym.rollout.plan import BranchPlan, ClippedSurrogate, RolloutPlan, require
 from forkgym.rollout.trace import Decision, Episode
 
 __all__ = [
@@ -50,6 +50,13 @@ class CoinSelector(msgspec.Struct, frozen=True, kw_only=True, tag="coin"):
     warmup_propensity: float = 0.3
     correct_cost: bool = True
 
+    def __post_init__(self) -> None:
+        require(self.budget_fraction >= 0.0, "budget_fraction", "at least 0", self.budget_fraction)
+        q_min, q_warm = self.minimum_propensity, self.warmup_propensity
+        require(0.0 < q_min <= 1.0, "minimum_propensity", "in (0, 1], or credit would be biased", q_min)
+        require(0.0 < q_warm <= 1.0, "warmup_propensity", "in (0, 1]", q_warm)
+        require(self.warmup_updates >= 0, "warmup_updates", "at least 0", self.warmup_updates)
+
 
 class ScoreSelector(msgspec.Struct, frozen=True, kw_only=True, tag="score"):
     """Branch the k best-scored non-terminal turns of each episode (CRR §4.2, eq. 5).
@@ -68,6 +75,10 @@ class ScoreSelector(msgspec.Struct, frozen=True, kw_only=True, tag="score"):
     entropy_threshold: float = 0.4
     type_weight: float = 0.6
     type_scores: dict[str, float] = msgspec.field(default_factory=lambda: dict(_CRR_TYPE_SCORES))
+
+    def __post_init__(self) -> None:
+        require(self.k >= 1, "k", "at least 1", self.k)
+        require(self.type_weight >= 0.0, "type_weight", "at least 0", self.type_weight)
 
 
 class Branching(msgspec.Struct, frozen=True, kw_only=True):

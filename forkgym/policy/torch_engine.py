@@ -74,6 +74,7 @@ class TorchEngine(ServingEngine):
             prefix was computed, bit for bit (checked at start, see `choose_product_mode`).
         forward: ``"invariant"`` or ``"huggingface"``, as chosen.
         device: Where the model runs.
+        context_limit: Most tokens of context and turn (`max_context`, which this engine always has).
         product_mode: How rows enter matrix products (``None`` with the Hugging Face forward).
     """
 
@@ -112,6 +113,7 @@ class TorchEngine(ServingEngine):
             raise ValueError(f"max_context={context} exceeds the model's {limit} positions")
         decode = None if renderer is None else renderer.decode
         super().__init__(decode=decode, max_running=max_running, max_context=context, version=version)
+        self.context_limit = context
         reason = supports(model) if self.device == "cpu" else f"the device is {self.device}, not the CPU"
         if forward == "invariant" and reason is not None:
             raise ValueError(f"the invariant forward pass cannot run this model: {reason}; use forward='huggingface'")

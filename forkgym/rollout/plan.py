@@ -9,9 +9,21 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["BranchPlan", "ClippedSurrogate", "Coupling", "Proposal", "RolloutPlan"]
+from forkgym.noise import Layout
+
+__all__ = ["BranchPlan", "ClippedSurrogate", "Coupling", "Proposal", "RolloutPlan", "require"]
 
 Coupling = Literal["twin", "independent"]
+
+
+def require(condition: bool, name: str, what: str, value: object) -> None:
+    """Refuse an option's value.
+
+    Raises:
+        ValueError: ``condition`` is false; the message says what the option must be and what it is.
+    """
+    if not condition:
+        raise ValueError(f"{name} must be {what}, got {value!r}")
 
 
 class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +41,13 @@ class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
     top_p: float = 1.0
     layout: str = "turn-line"
 
+    def __post_init__(self) -> None:
+        require(self.group_size >= 1, "group_size", "at least 1", self.group_size)
+        require(self.temperature > 0.0, "temperature", "above 0", self.temperature)
+        require(0.0 < self.top_p <= 1.0, "top_p", "in (0, 1]", self.top_p)
+        layouts = [layout.value for layout in Layout]
+        require(self.layout in layouts, "layout", f"one of {', '.join(layouts)}", self.layout)
+
 
 class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     """Where alternatives come from.
@@ -45,6 +64,10 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     exclude_factual: bool = False
     max_attempts: int = 8
     require_valid: bool = False
+
+    def __post_init__(self) -> None:
+        require(self.temperature_scale > 0.0, "the proposal's temperature", "above 0", self.temperature_scale)
+        require(self.max_attempts >= 1, "max_attempts", "at least 1", self.max_attempts)
 
 
 class BranchPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +89,11 @@ class BranchPlan(msgspec.Struct, frozen=True, kw_only=True):
     star: bool = False
     self_twin_shortcut: bool = True
     same_evidence_probability: float = 0.25
+
+    def __post_init__(self) -> None:
+        require(self.pairs >= 1, "the number of alternatives (pairs, continuations)", "at least 1", self.pairs)
+        q_same = self.same_evidence_probability
+        require(0.0 <= q_same <= 1.0, "same_evidence_probability", "in [0, 1]", q_same)
 
     @property
     def paired(self) -> bool:
@@ -95,3 +123,8 @@ class ClippedSurrogate(msgspec.Struct, frozen=True, kw_only=True):
     ratio: Literal["token", "turn"] = "token"
     aggregate: Literal["sum", "episode-mean", "token-mean"] = "sum"
     scale: float = 32.0
+
+    def __post_init__(self) -> None:
+        require(self.clip > 0.0, "clip", "above 0", self.clip)
+        require(self.kl_coefficient >= 0.0, "kl_coefficient", "at least 0", self.kl_coefficient)
+        require(self.scale > 0.0, "the loss's scale", "above 0", self.scale)

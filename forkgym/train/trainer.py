@@ -7,6 +7,7 @@ update, then the checkpoint counts it, so a crash between the two only repeats w
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from importlib.metadata import version as package_version
@@ -24,6 +25,7 @@ from forkgym.store import RunStore
 from forkgym.train.build import build_engine, build_learner, environment_maker, load_policy, save_policy
 from forkgym.train.collect import Collection, Collector
 from forkgym.train.config import (
+    ConfigError,
     TrainConfig,
     check_resumable,
     config_digest,
@@ -91,6 +93,9 @@ class Trainer:
         self.config = config
         self.progress: Progress = progress or Silent()
         self.algorithm: Algorithm = make_algorithm(config.algorithm.name, **config.algorithm.arguments)
+        if self.algorithm.rollout.top_p < 1.0:
+            # The learner needs the nucleus each token was drawn from, and no trace keeps it yet.
+            raise ConfigError("algorithm.top_p", ["training needs top_p = 1; truncated policies can only be judged."])
         self.directory = config.run_directory
         self.make_env = environment_maker(config.env)
         self.model, self.tokenizer, self.renderer = load_policy(config.policy, self.make_env)
@@ -333,6 +338,7 @@ class Trainer:
 
     def _make_workers(self) -> None:
         policy, rollout = self.config.policy, self.algorithm.rollout
+        max_context = self.engine.context_limit
         self.collector = Collector(
             self.engine,
             self.renderer,
@@ -341,7 +347,7 @@ class Trainer:
             seed=self.config.run.seed,
             split=self.config.env.split,
             max_turn_tokens=policy.max_turn_tokens,
-            max_context=self.engine.max_context,
+            max_context=max_context,
             max_running=policy.max_running,
             ledger=self.state.ledger,
         )
@@ -353,7 +359,7 @@ class Trainer:
             temperature=1.0,
             top_p=rollout.top_p,
             max_turn_tokens=policy.max_turn_tokens,
-            max_context=self.engine.max_context,
+            max_context=max_context,
             max_running=policy.max_running,
             ledger=self.state.ledger,
         )
@@ -364,8 +370,9 @@ class Trainer:
         """The trained model without adapters: merged into the base where LoRA was used."""
         from forkgym.learn.lora import is_lora
 
-        model = self.learner.model
-        return model.merge_and_unload() if is_lora(model) else model
+        model: Any = self.learner.model
+        # A copy: merging changes a model in place, and the learner goes on being the learner.
+        return copy.deepcopy(model).merge_and_unload() if is_lora(model) else model
 
 
 def _mean_entropy(collection: Collection) -> float:

@@ -200,3 +200,30 @@ def test_twice_without_coupling_takes_no_twin_shortcut() -> None:
 @pytest.mark.parametrize("name", ["grpo", "rloo", "merge-annealed"])
 def test_these_presets_run_no_branches(name: str) -> None:
     assert make_algorithm(name).branching is None
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value"),
+    [
+        ("grpo", "group_size", 0),
+        ("rloo", "group_size", 1),
+        ("merge-annealed", "group_size", 1),
+        ("merge-annealed", "initial_mix", 1.5),
+        ("grpo", "temperature", 0.0),
+        ("grpo", "top_p", 1.1),
+        ("grpo", "clip", 0.0),
+        ("grpo", "kl_coefficient", -0.1),
+        ("twice", "minimum_propensity", 0.0),
+        ("twice", "budget_fraction", -0.1),
+        ("twice", "same_evidence_probability", 1.2),
+        ("twice", "layout", "line"),
+        ("twice", "pairs", 0),
+        ("crr", "k", 0),
+        ("crr", "continuations", 0),
+        ("crr", "counterfactual_temperature", 0.0),
+        ("crr", "max_attempts", 0),
+    ],
+)
+def test_a_value_that_makes_no_sense_is_refused_before_anything_runs(name: str, option: str, value: object) -> None:
+    with pytest.raises(ValueError, match=f"must be .*, got {value!r}"):
+        make_algorithm(name, **{option: value})

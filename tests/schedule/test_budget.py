@@ -50,7 +50,7 @@ def test_more_budget_never_lowers_a_propensity(decisions, budget, more, minimum)
 def test_the_budget_is_overspent_only_where_the_lowest_propensity_costs_more(decisions, budget, minimum):
     weights, costs = zip(*decisions, strict=True)
     _, spent = plan(weights, costs, budget, minimum)
-    assert spent <= max(budget, minimum * sum(costs)) * (1 + 1e-6) + 1e-6  # λ is at least 1e-9
+    assert spent <= max(budget, minimum * sum(costs)) * (1 + 1e-6) + 1e-3  # λ is 0 or at least 1e-9
 
 
 def test_without_budget_every_propensity_is_the_lowest():

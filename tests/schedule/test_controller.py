@@ -68,7 +68,7 @@ def test_the_square_root_rule_follows_discordance_and_cost():
     _, episodes, decisions = update_of(groups=16)
     state = ControllerState()
     state.discordance.weights[2] = 2.0  # discordance rises with the utility
-    setting = branching(CoinSelector(warmup_updates=0, minimum_propensity=0.0))
+    setting = branching(CoinSelector(warmup_updates=0, minimum_propensity=1e-9))
     multiplier = plan_branches(decisions, episodes, setting, state, 5)
     for one in decisions:
         eta = state.discordance.predict(one.features)
@@ -80,7 +80,7 @@ def test_the_other_rules_weigh_what_they_say():
     _, episodes, decisions = update_of(groups=16)
 
     def ratios(rule):
-        setting = branching(CoinSelector(rule=rule, warmup_updates=0, minimum_propensity=0.0, budget_fraction=0.01))
+        setting = branching(CoinSelector(rule=rule, warmup_updates=0, minimum_propensity=1e-9, budget_fraction=0.01))
         plan_branches(decisions, episodes, setting, ControllerState(), 5)
         weights = {
             "uniform": lambda one: 1.0,
@@ -102,7 +102,7 @@ def test_the_other_rules_weigh_what_they_say():
 )
 def test_several_alternatives_cost_what_they_run(plan, continuations):
     _, episodes, decisions = update_of(groups=16)
-    selector = CoinSelector(warmup_updates=0, budget_fraction=0.5, minimum_propensity=0.0)
+    selector = CoinSelector(warmup_updates=0, budget_fraction=0.5, minimum_propensity=1e-9)
     plan_branches(decisions, episodes, branching(selector, plan), ControllerState(), 5)
     factual = sum(one.generated_tokens for one in episodes.values())
     planned = math.fsum(one.propensity * one.cost * continuations for one in decisions)
@@ -204,7 +204,7 @@ def test_allocation_follows_what_the_control_variate_leaves():
     _, episodes, decisions = update_of(groups=16)
     state = ControllerState()
     state.residual.weights[1] = -2.0
-    setting = branching(CoinSelector(warmup_updates=0, minimum_propensity=0.0), control_variate="sign")
+    setting = branching(CoinSelector(warmup_updates=0, minimum_propensity=1e-9), control_variate="sign")
     multiplier = plan_branches(decisions, episodes, setting, state, 5)
     for one in decisions:
         expected = multiplier * math.sqrt(state.residual.predict(one.features) / one.cost)
@@ -334,7 +334,7 @@ def test_a_budget_that_cannot_be_met_leaves_no_endless_debt():
 
 def test_debt_lowers_the_next_budget_by_as_much():
     _, episodes, decisions = update_of(groups=16)
-    setting = branching(CoinSelector(warmup_updates=0, budget_fraction=0.6, minimum_propensity=0.0))
+    setting = branching(CoinSelector(warmup_updates=0, budget_fraction=0.6, minimum_propensity=1e-9))
     factual = sum(one.generated_tokens for one in episodes.values())
     for overspent in (-0.1 * factual, 0.2 * factual):
         multiplier = plan_branches(decisions, episodes, setting, ControllerState(overspent=overspent), 5)

@@ -8,6 +8,7 @@ import pytest
 import forkgym
 from forkgym.credit.estimators import contrast, horvitz_thompson
 from forkgym.store import RunStore
+from forkgym.train.config import ConfigError
 from forkgym.train.progress import Silent
 from forkgym.train.trainer import Trainer, train
 from tests.faults.records import record
@@ -217,6 +218,13 @@ def test_a_split_that_does_not_exist_is_refused_before_anything_is_trained(check
     config = make_config(tmp_path, checkpoint, "grpo", evaluation={"split": "tset"})
     with pytest.raises(ValueError, match="no split 'tset'; it has test, train"):
         train(config)
+
+
+def test_a_truncated_policy_is_refused_before_anything_is_written(checkpoint, tmp_path):
+    config = make_config(tmp_path / "runs", checkpoint, "grpo", algorithm={"top_p": 0.9})
+    with pytest.raises(ConfigError, match=r"training needs top_p = 1"):
+        train(config)
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.slow

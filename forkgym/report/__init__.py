@@ -1,1 +1,1 @@
-"""forkgym.report."""
+"""Reports from a run's record: tables and learning curves. Matplotlib and rich are imported only when used."""

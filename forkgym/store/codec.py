@@ -6,6 +6,7 @@ keys are stored as SQLite's signed integers. Opening databases and transactions 
 
 from __future__ import annotations
 
+import operator
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -50,10 +51,11 @@ def _same(value: Any) -> Any:
     return value
 
 
-_INTEGER = _Kind("INTEGER NOT NULL", _same, _same)
-_KEY = _Kind("INTEGER NOT NULL", signed, unsigned)
+# SQLite would store numpy's integers as raw bytes without a word, hence index and float.
+_INTEGER = _Kind("INTEGER NOT NULL", operator.index, _same)
+_KEY = _Kind("INTEGER NOT NULL", lambda key: signed(operator.index(key)), unsigned)
 _REAL = _Kind("REAL NOT NULL", float, _same)
-_OPTIONAL_REAL = _Kind("REAL", _same, _same)
+_OPTIONAL_REAL = _Kind("REAL", lambda value: None if value is None else float(value), _same)
 _BOOLEAN = _Kind("INTEGER NOT NULL", int, bool)
 _TEXT = _Kind("TEXT NOT NULL", _same, _same)
 _JSON = _Kind("TEXT NOT NULL", lambda value: msgspec.json.encode(value).decode(), msgspec.json.decode)

@@ -11,6 +11,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -232,6 +233,15 @@ def test_a_metric_that_is_not_a_number_is_stored_as_null(store: RunStore) -> Non
     assert store.metrics() == [{"update": 1, "tie_rate": None}]
 
 
+def test_numbers_of_numpy_are_stored_as_numbers(store: RunStore) -> None:
+    one = episode(1, key=np.uint64(2**64 - 1), task=np.int64(3), utility=np.float32(0.5), success=np.bool_(True))
+    choice = decision(one, credit=np.float32(0.25))
+    store.commit_update(1, episodes=[one], decisions=[choice], metrics={}, ledger=Ledger())
+    (back,) = store.episodes(1)
+    assert (back.key, back.task, back.utility, back.success) == (2**64 - 1, 3, 0.5, True)
+    assert store.decisions(1)[0].credit == 0.25
+
+
 def test_an_unknown_episode_is_named_with_some_that_exist(store: RunStore) -> None:
     one = record(store, 1)
     with pytest.raises(StoreError, match=str(one.key)):
@@ -397,4 +407,5 @@ def test_another_program_that_locks_the_database_is_named_as_the_cause(store: Ru
 def test_the_schema_is_the_one_of_its_version() -> None:
     """A changed trace struct changes the tables: raise SCHEMA_VERSION, add a migration, then renew the golden file."""
     golden = Path(__file__).with_name(f"schema_v{SCHEMA_VERSION}.sql")
-    assert ";\n\n".join(schema()) + ";\n" == golden.read_text()
+    written = ";\n\n".join(schema()) + ";\n"
+    assert written == golden.read_text(), f"a new schema; once its version is right, write this to {golden}:\n{written}"

@@ -16,4 +16,5 @@ for action in range(6):
 env.step(0)
 env.restore(before)
 handle = env.handle()
-print(f"{len(handle.to_bytes())} bytes rebuild this state anywhere:", forkgym.replay(handle).state_hash() == env.state_hash())
+same = forkgym.replay(handle).state_hash() == env.state_hash()
+print(f"{len(handle.to_bytes())} bytes rebuild this state anywhere: {same}")

@@ -8,7 +8,7 @@ import forkgym.testing
 
 
 class CountdownEnv(forkgym.Env):
-    """Take 1, 2 or 3 sticks from a pile; the dealer, whose luck is keyed, takes as many; whoever takes the last wins."""
+    """Take 1, 2 or 3 sticks; the dealer, whose luck is keyed, takes as many; whoever takes the last wins."""
 
     action_space = gymnasium.spaces.Discrete(3)
     observation_space = gymnasium.spaces.Box(-6, 21, shape=(1,), dtype=np.int64)

@@ -32,6 +32,7 @@ COMMANDS: dict[str, tuple[str | Callable[[], Command], str]] = {
     "warmstart": ("forkgym.cli.warmstarting:WARMSTART", "teach a small policy by imitation of a scripted expert"),
     "replay": ("forkgym.cli.replaying:REPLAY", "re-execute a handle or a recorded episode and verify it"),
     "report": ("forkgym.cli.reporting:REPORT", "tabulate runs and draw their learning curves"),
+    "demo": ("forkgym.demo.command:DEMO", "train several methods side by side and print one table"),
     "bench": ("forkgym.cli.bench:BENCH", "measure this machine (fork latency, throughput, …)"),
 }
 """Name → (``module:OBJECT`` of a :class:`Command`, or a function that makes one; one line of help)."""

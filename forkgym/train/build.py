@@ -58,6 +58,10 @@ def load_policy(config: PolicyConfig, make_env: Callable[[], TextEnv]) -> tuple[
     from forkgym.policy.chat import PlainRenderer, TemplateRenderer, TinyRenderer
     from forkgym.policy.tiny import load_checkpoint
 
+    from transformers.utils import logging
+
+    # A log file full of progress bars helps nobody; weights of this size load in no time.
+    logging.disable_progress_bar()
     path = resolve_checkpoint(config.checkpoint)
     kind = config.renderer
     if kind == "tiny" or (kind == "auto" and _is_tiny(path)):

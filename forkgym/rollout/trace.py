@@ -207,7 +207,7 @@ class Decision(msgspec.Struct, kw_only=True):
         turn: Turn number t.
         terminal: The factual turn ended the episode.
         utility: Factual U.
-        features: The predictor's nine features (Twice, appendix B.5).
+        features: The predictor's nine features (Twice, appendix, "Discordance predictor").
         discordance: η̂, predicted P(D ≠ 0) (or E[D²] for graded utilities).
         baseline: b, the control variate; known before any coin of this decision was drawn.
         cost: c, predicted tokens of a twin: this turn's tokens plus factual tokens after it.

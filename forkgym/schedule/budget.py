@@ -1,6 +1,6 @@
 """The square-root budget: propensities that minimise summed variance under a token budget.
 
-Pure functions. Source: Twice §4.3, Proposition 4 and appendix B.5; ALGORITHMS "Twice" points 2 and 8.
+Pure functions. Source: Twice §4.3, Proposition 4 (its appendix B.6) and appendix "Cost accounting"; ALGORITHMS "Twice" points 2 and 8.
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ def propensities(weights: Sequence[float], multiplier: float, minimum: float) ->
 
 def spend(weights: Sequence[float], costs: Sequence[float], multiplier: float, minimum: float) -> float:
     """Expected cost ``Σ q_t·c_t`` in tokens."""
-    return math.fsum(
-        q * cost for q, cost in zip(propensities(weights, multiplier, minimum), costs, strict=True)
-    )
+    return math.fsum(q * cost for q, cost in zip(propensities(weights, multiplier, minimum), costs, strict=True))
 
 
 def solve_multiplier(weights: Sequence[float], costs: Sequence[float], budget: float, minimum: float) -> float:

@@ -3,7 +3,7 @@
 The controller's state is plain data that checkpoints as JSON. Everything it reads for update u was realised in
 earlier updates, so the coins of u are drawn after b and q are fixed. Running branches is ``rollout``'s job.
 
-Source: Twice §4.3 and appendix B.5; ALGORITHMS "Twice" points 2-6 and "Doubly robust twins".
+Source: Twice §4.3 and appendix, "Discordance predictor"; ALGORITHMS "Twice" points 2-6 and "Doubly robust twins".
 """
 
 from __future__ import annotations
@@ -121,9 +121,7 @@ def same_evidence_probability(decision: Decision, branching: Branching, state: C
     return min(1.0, max(ratio, floor))
 
 
-def settle(
-    decisions: Sequence[Decision], branching: Branching, state: ControllerState, *, credited: bool
-) -> None:
+def settle(decisions: Sequence[Decision], branching: Branching, state: ControllerState, *, credited: bool) -> None:
     """Fold an update's realised branches into the state, in canonical order.
 
     Args:
@@ -132,9 +130,7 @@ def settle(
         state: Changed in place.
         credited: Whether decisions carry Horvitz-Thompson credit to fold into the running scale.
     """
-    realised = [
-        (decision, branch) for decision in decisions if decision.branched for branch in decision.realised()
-    ]
+    realised = [(decision, branch) for decision in decisions if decision.branched for branch in decision.realised()]
     weights = [_inverse_probability(decision, branch) for decision, branch in realised]
     features = [decision.features for decision, _ in realised]
     squares = [min(1.0, (branch.difference - decision.baseline) ** 2) for decision, branch in realised]

@@ -1,7 +1,7 @@
 """The discordance predictor and the learned control variate: two small regressions on a decision's features.
 
 Both are plain data plus pure update functions, so they checkpoint as JSON and fold in realised twins in canonical
-order. Source: Twice appendix B.5 (nine features, SGD); ALGORITHMS "Twice" point 6 and "Doubly robust twins".
+order. Source: Twice, appendix "Discordance predictor"; ALGORITHMS "Twice" point 6 and "Doubly robust twins".
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FEATURES = (
     "turns left",
     "log(1 + remaining tokens)",
 )
-"""Names of the nine features, in order."""
+"""Names of the nine features, in order. "is search" is 1 for every turn that does not end the episode."""
 
 
 def decision_features(episode: Episode, turn: int, group_success: float) -> list[float]:
@@ -55,8 +55,8 @@ def decision_features(episode: Episode, turn: int, group_success: float) -> list
 class Discordance(msgspec.Struct, kw_only=True):
     """η̂: predicted P(D ≠ 0) (or E[D²], E[(D − b)²], for which targets in [0, 1] serve as well) by logistic regression.
 
-    Trained by SGD, one realised twin after another, each weighted by 1/(q·q_same^e); the weight is normalised by
-    ``weight_scale`` (the mean weight of the fold) so that the step size does not depend on how rare twins are.
+    Trained by SGD, one realised twin after another, each weighted by 1/(q·q_same^e) over the mean weight of its fold, so
+    that the step size does not depend on how rare twins are (raw weights reach 80 and overshoot).
 
     Attributes:
         weights: One weight a feature and the intercept last.

@@ -118,25 +118,22 @@ def test_under_episode_keys_the_expected_credit_is_wrong_by_the_bias_of_d():
 def test_credit_from_keyed_coins_averages_to_the_advantage(b, pairs):
     """20,000 decisions of the coupled world, q between .2 and 1 by episode and outcome, q_same .25.
 
-    Error rate 0.27 % for the two routes and 0.27 % for all decisions of turn 1.
+    Error rate 0.27 % for all decisions of a turn together and 0.27 % for each turn's (s, y) (Bonferroni).
     """
     solver = SOLVERS["toy/Coupled-v0"]
     simulator = Simulator(solver)
     episodes = simulator.play(keys(20_000, seed=40))
-    for turn in (0, 1):
-        check_average(solver, simulator, episodes, turn, b, pairs)
+    assert sum(check_average(solver, simulator, episodes, turn, b, pairs) for turn in (0, 1)) >= 4
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world", ["toy/Chain-v0", "toy/SlipperyChain-v0"])
-@pytest.mark.parametrize("pairs", [1, 2])
-@pytest.mark.parametrize("b", ["zero", "arbitrary"])
+@pytest.mark.parametrize(("b", "pairs"), [("zero", 1), ("arbitrary", 2)])
 def test_credit_from_keyed_coins_averages_to_the_advantage_in_the_chains(world, b, pairs):
     solver = Solver(WORLDS[world]())
     simulator = Simulator(solver)
-    episodes = simulator.play(keys(40_000, seed=41, task=3), 3)
-    for turn in range(6):
-        check_average(solver, simulator, episodes, turn, b, pairs)
+    episodes = simulator.play(keys(20_000, seed=41, task=3), 3)
+    assert sum(check_average(solver, simulator, episodes, turn, b, pairs) for turn in range(6)) >= 6
 
 
 def check_average(solver, simulator, episodes, turn, b, pairs):
@@ -156,8 +153,11 @@ def check_average(solver, simulator, episodes, turn, b, pairs):
     credit = np.array([horvitz_thompson(one) for one in listed])
     error = credit - solver.advantage[decision]
     assert abs(mean_z(error, 0.0)) < limit()
-    tested = [error[decision == node] for node in np.unique(decision) if (decision == node).sum() >= 1000]
-    assert max(abs(mean_z(one, 0.0)) for one in tested or [error]) < limit(max(len(tested), 1))
+    # A mean of rare large weights is normal only where enough of them were drawn.
+    weighty = np.array([any(branch.difference for branch in one.realised()) for one in listed])
+    tested = [error[decision == node] for node in np.unique(decision) if weighty[decision == node].sum() >= 100]
+    assert all(abs(mean_z(one, 0.0)) < limit(len(tested)) for one in tested)
+    return len(tested)
 
 
 def test_forgetting_the_weights_is_biased():

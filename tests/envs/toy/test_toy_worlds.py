@@ -202,7 +202,7 @@ def test_any_text_is_an_action(name, text):
     env.step(text)
 
 
-def test_a_world_of_your_own_needs_five_rules():
+def test_a_world_of_your_own_needs_six_rules():
     class Coin(World):
         vocabulary = (END, "flip", "heads", "tails")
         horizon, max_tokens = 1, 2

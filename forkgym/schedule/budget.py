@@ -1,6 +1,7 @@
 """The square-root budget: propensities that minimise summed variance under a token budget.
 
-Pure functions. Source: Twice §4.3, Proposition 4 (its appendix B.6) and appendix "Cost accounting"; ALGORITHMS "Twice" points 2 and 8.
+Pure functions. Source: Twice §4.3, Proposition 4 (proof in appendix B.6) and appendix, "Cost accounting"; ALGORITHMS
+"Twice" points 2 and 8.
 """
 
 from __future__ import annotations

@@ -55,8 +55,8 @@ def decision_features(episode: Episode, turn: int, group_success: float) -> list
 class Discordance(msgspec.Struct, kw_only=True):
     """η̂: predicted P(D ≠ 0) (or E[D²], E[(D − b)²], for which targets in [0, 1] serve as well) by logistic regression.
 
-    Trained by SGD, one realised twin after another, each weighted by 1/(q·q_same^e) over the mean weight of its fold, so
-    that the step size does not depend on how rare twins are (raw weights reach 80 and overshoot).
+    Trained by SGD, one realised twin after another, each weighted by 1/(q·q_same^e) over the mean weight of its fold,
+    so that the step size does not depend on how rare twins are (raw weights reach 80 and overshoot).
 
     Attributes:
         weights: One weight a feature and the intercept last.

@@ -219,9 +219,9 @@ class ServingEngine(ABC):
         open_turns = [turn.ticket for turn in self._pending + self._running if turn.request.version == version]
         if open_turns:
             raise ValueError(f"version {version} still has open turns (tickets {open_turns}): finish or cancel them")
+        self._uninstall(version)
         self._caches = {handle: entry for handle, entry in self._caches.items() if entry[0] != version}
         self._versions.discard(version)
-        self._uninstall(version)
 
     def statistics(self) -> EngineStatistics:
         """Counters for the ledger and the live view."""

@@ -123,7 +123,7 @@ class TorchEngine(ServingEngine):
         if forward == "huggingface" or reason is not None:
             self.forward = "huggingface"
             self._backend = HuggingFaceBackend(model, device=self.device, version=version)
-            # Its rows have no companions, but the bits depend on how a prefix was cut into blocks.
+            # Companions, padding and the cut of a prefix into blocks may all change the last bits.
             self.batch_invariant = False
         else:
             self.forward = "invariant"

@@ -178,6 +178,38 @@ def test_the_hugging_face_forward_gives_the_same_tokens_and_shares_prefixes(requ
         made.retire(1)
 
 
+def test_the_hugging_face_batch_lets_turns_of_mixed_lengths_join_and_leave(requests, reference):
+    """Left padding, joining and leaving change last bits only: tokens are equal here, log-probabilities nearly so."""
+    made = engine(5, forward="huggingface")
+    for completion, (tokens, logprobs, *_) in zip(generate(made, fresh(requests[:24])), reference, strict=False):
+        assert completion.tokens == tokens
+        np.testing.assert_allclose(completion.logprobs, logprobs, atol=1e-4)
+    cancelled = made.submit(make_request([5, 6, 7]))
+    made.submit(make_request([5, 6], sampling=Sampling(max_tokens=3)))
+    made.step()
+    made.cancel(cancelled)
+    while made.statistics().running:
+        finished = made.step()
+    assert (
+        finished[0][1].tokens == generate(engine(), [make_request([5, 6], sampling=Sampling(max_tokens=3))])[0].tokens
+    )
+
+
+def test_a_model_without_explicit_positions_is_decoded_turn_by_turn(requests, reference):
+    class Plain(type(MODEL)):
+        def forward(self, input_ids, past_key_values=None, use_cache=None):
+            return super().forward(input_ids=input_ids, past_key_values=past_key_values, use_cache=use_cache)
+
+    plain = Plain(MODEL.config).eval()
+    plain.load_state_dict(MODEL.state_dict())
+    made = engine(4, model=plain, forward="huggingface")
+    served = generate(made, fresh(requests[:8]))
+    assert [c.tokens for c in served] == [tokens for tokens, *_ in reference[:8]]
+    context = requests[0].context + served[0].tokens
+    shared = generate(made, [make_request(context, turn=1, cache=served[0].cache, cache_length=len(context))])[0]
+    assert shared.fed_tokens == 1
+
+
 def test_the_mismatch_of_any_engine_can_be_measured(requests):
     report = measure_mismatch(engine(), requests[:24])
     assert (report.identical, report.rate, report.requests) == (True, 0.0, 24)

@@ -114,16 +114,16 @@ def test_under_episode_keys_the_expected_credit_is_wrong_by_the_bias_of_d():
 # ------------------------------------------------------------------------------------------ with keyed coins
 
 
-@pytest.mark.parametrize(("b", "pairs"), [("zero", 1), ("sign", 1), ("arbitrary", 3)])
+@pytest.mark.parametrize(("b", "pairs"), [("zero", 1), ("arbitrary", 3)])
 def test_credit_from_keyed_coins_averages_to_the_advantage(b, pairs):
-    """20,000 decisions of the coupled world, q between .2 and 1 by episode and outcome, q_same .25.
+    """20,000 decisions of the coupled world's second turn, q between .2 and 1 by episode and outcome, q_same .25.
 
-    Error rate 0.27 % for all decisions of a turn together and 0.27 % for each turn's (s, y) (Bonferroni).
+    Error rate 0.27 % for all decisions together and 0.27 % for the single (s, y) (Bonferroni).
     """
     solver = SOLVERS["toy/Coupled-v0"]
     simulator = Simulator(solver)
     episodes = simulator.play(keys(20_000, seed=40))
-    assert sum(check_average(solver, simulator, episodes, turn, b, pairs) for turn in (0, 1)) >= 4
+    assert check_average(solver, simulator, episodes, 1, b, pairs) >= 2
 
 
 @pytest.mark.slow
@@ -152,9 +152,9 @@ def check_average(solver, simulator, episodes, turn, b, pairs):
     )
     credit = np.array([horvitz_thompson(one) for one in listed])
     error = credit - solver.advantage[decision]
-    assert abs(mean_z(error, 0.0)) < limit()
     # A mean of rare large weights is normal only where enough of them were drawn.
     weighty = np.array([any(branch.difference for branch in one.realised()) for one in listed])
+    assert weighty.sum() < 100 or abs(mean_z(error, 0.0)) < limit()
     tested = [error[decision == node] for node in np.unique(decision) if weighty[decision == node].sum() >= 100]
     assert all(abs(mean_z(one, 0.0)) < limit(len(tested)) for one in tested)
     return len(tested)
@@ -164,7 +164,7 @@ def test_forgetting_the_weights_is_biased():
     """The test above can fail: without 1/q and 1/q_same the same data miss A by more than 10 σ."""
     solver = SOLVERS["toy/Coupled-v0"]
     simulator = Simulator(solver)
-    pairs = simulator.branch(simulator.play(keys(20_000, seed=42)), 1)
+    pairs = simulator.branch(simulator.play(keys(10_000, seed=42)), 1)
     coins = np.random.default_rng(0).random(pairs.rows.size) < 0.3
     error = (coins * pairs.difference - solver.advantage[pairs.decision])[pairs.decision == pairs.decision[0]]
     assert abs(mean_z(error, 0.0)) > 10
@@ -174,7 +174,7 @@ def test_a_baseline_near_d_lowers_the_variance():
     """b = η̂(2U − 1) against b = 0 at the last turn of the coupled world, q = .3: by more than 5 σ."""
     solver = SOLVERS["toy/Coupled-v0"]
     simulator = Simulator(solver)
-    episodes = simulator.play(keys(20_000, seed=43))
+    episodes = simulator.play(keys(6_000, seed=43))
     pairs = simulator.branch(episodes, 1)
     truth = solver.advantage[pairs.decision]
     sign = 0.25 * (2.0 * episodes.utility[pairs.rows] - 1)

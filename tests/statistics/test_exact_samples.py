@@ -55,7 +55,7 @@ def test_whole_trajectories_have_the_policys_law_factual_or_twin(world, layout):
     """χ² over all trajectories from the start; error rate 0.27 % for each of the two."""
     solver = SOLVERS[world]
     simulator = Simulator(solver, layout)
-    episodes = simulator.play(keys(20_000, seed=50))
+    episodes = simulator.play(keys(10_000, seed=50))
     law = continuation_law(solver, int(solver.graph.roots[0]))
     assert sum(law.values()) == pytest.approx(1.0, abs=1e-6)
     kind = "independent" if layout == "independent" else "twin"
@@ -93,7 +93,7 @@ def worst_given_the_decision(layout: str) -> float:
 def test_turns_of_many_lengths_are_exact(layout):
     """χ² over the fourteen first turns of the chain; error rate 0.27 %."""
     solver = SOLVERS["toy/Chain-v0"]
-    episodes = Simulator(solver, layout).play(keys(20_000, seed=52))
+    episodes = Simulator(solver, layout).play(keys(10_000, seed=52))
     statistic, threshold = chi_square(first_turn_law(solver, int(solver.graph.roots[0])), episodes.turns[:, :1])
     assert statistic < threshold
 
@@ -101,7 +101,7 @@ def test_turns_of_many_lengths_are_exact(layout):
 def test_n_gram_keys_are_not_exact():
     """Four mumbles make a fifth repeat for ever: the same context reads the same noise."""
     solver = SOLVERS["toy/Chain-v0"]
-    episodes = Simulator(solver, "ngram").play(keys(20_000, seed=52))
+    episodes = Simulator(solver, "ngram").play(keys(10_000, seed=52))
     statistic, threshold = chi_square(first_turn_law(solver, int(solver.graph.roots[0])), episodes.turns[:, :1])
     assert statistic > 10 * threshold
     said = [solver.graph.text(int(node)).count("um") for node in episodes.turns[:, 0]]
@@ -134,7 +134,7 @@ def test_self_twins_come_as_often_as_computed_and_have_no_difference(world):
     """P(y′ = y) = Σ π(y)² (appendix B.1), error rate 0.27 %; continued all the same, D is 0 in every one."""
     solver = SOLVERS[world]
     simulator = Simulator(solver)
-    pairs = simulator.branch(simulator.play(keys(10_000, seed=54)), 0)
+    pairs = simulator.branch(simulator.play(keys(5_000, seed=54)), 0)
     assert abs(mean_z(pairs.self_twin, solver.self_twin(int(solver.graph.roots[0])))) < limit()
     assert pairs.self_twin.any()
     assert not pairs.difference[pairs.self_twin].any()
@@ -148,7 +148,7 @@ def test_outcomes_of_pairs_have_the_computed_joint_law(world):
     for layout in ("turn-line", "turn", "independent"):
         simulator = Simulator(solver, layout)
         kind = "independent" if layout == "independent" else "twin"
-        pairs = simulator.branch(simulator.play(keys(10_000, seed=55)), 0, kind=kind)
+        pairs = simulator.branch(simulator.play(keys(5_000, seed=55)), 0, kind=kind)
         nodes = solver.graph.turn_nodes(root)
         law = np.zeros((2, 2))
         for node in nodes:

@@ -82,7 +82,7 @@ def test_shared_luck_lowers_the_variance():
         assert shared.mean == pytest.approx(fresh.mean, abs=1e-9)
         assert shared.variance < 0.2 * fresh.variance
     simulator = Simulator(solver)
-    episodes = simulator.play(keys(PAIRS // 2, seed=22))
+    episodes = simulator.play(keys(PAIRS // 4, seed=22))
     shared = squares(simulator.branch(episodes, 0).difference)
     fresh = squares(simulator.branch(episodes, 0, shared_luck=False).difference)
     assert (fresh.mean() - shared.mean()) / np.sqrt((fresh.var() + shared.var()) / fresh.size) > 10
@@ -92,7 +92,7 @@ def test_a_star_of_alternatives_has_a_floor_that_pairs_do_not_have():
     """Appendix B.6: Var(U − mean U′) over K alternatives on one noise falls slower than J pairs at equal cost."""
     solver = Solver(WORLDS["toy/Coupled-v0"]())
     simulator = Simulator(solver)
-    episodes = simulator.play(keys(PAIRS // 2, seed=23))
+    episodes = simulator.play(keys(PAIRS // 4, seed=23))
     cost, turn = 3, 1  # K = 3 alternatives against J = 2 pairs
     star = np.mean([simulator.branch(episodes, turn, index=k).difference for k in range(cost)], axis=0)
     first, second = simulator.branch(episodes, turn), simulator.branch(episodes, turn, kind="pair", index=1)

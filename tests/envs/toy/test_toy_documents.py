@@ -14,7 +14,7 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "toy.md"
 
 def test_the_example_on_the_page_runs_and_finds_no_bias(capsys):
     code = re.search(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL).group(1)
-    exec(compile(code.replace("20_000", "4_000"), str(PAGE), "exec"), {})
+    exec(compile(code.replace("20_000", "2_000"), str(PAGE), "exec"), {})
     scores = [float(score) for score in re.findall(r"\(([+-][\d.]+) s\.e\.\)", capsys.readouterr().out)]
     assert len(scores) == 6
     assert max(map(abs, scores)) < 4

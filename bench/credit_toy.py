@@ -204,7 +204,11 @@ def _largest_bias(pairs: Pairs, truth: Floats, least: int = 50) -> float:
 
 
 def estimator_table(solver: Solver, *, episodes: int, seed: int, budget: float = 0.7) -> list[dict[str, Any]]:
-    """Credits of the same episodes by several estimators; tokens are relative to the factual episodes' own."""
+    """Credits of the same episodes by several estimators; tokens are relative to the factual episodes' own.
+
+    η̂ knows the turn number only (the share of D ≠ 0 at that turn), so the square-root rule and b = η̂(2U − 1) are what
+    a plain predictor could do, not the best there is.
+    """
     twin, lone = Simulator(solver, Layout.TURN_LINE), Simulator(solver, Layout.INDEPENDENT)
     played = twin.play(episode_keys(episodes, seed=seed))
     counts = twin.token_counts(played)

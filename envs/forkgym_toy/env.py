@@ -7,13 +7,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from forkgym.core import Action, StateError, TextEnv
-from forkgym_toy.world import INVALID, NEWLINE, Outcome, State, World, split_words
+from forkgym_toy.world import INVALID, LUCK_NAME, NEWLINE, Outcome, State, World, split_words
 from forkgym_toy.worlds import Chain, Coupled, Shortcut, SlipperyChain
 
-__all__ = ["LUCK_NAME", "ChainEnv", "CoupledEnv", "ShortcutEnv", "SlipperyChainEnv", "ToyEnv"]
-
-LUCK_NAME = "outcome"
-"""Name of the one draw of luck that a step takes where its action has more than one outcome."""
+__all__ = ["ChainEnv", "CoupledEnv", "ShortcutEnv", "SlipperyChainEnv", "ToyEnv"]
 
 
 class ToyEnv(TextEnv):

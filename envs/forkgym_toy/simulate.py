@@ -18,7 +18,7 @@ from forkgym.noise.layouts import NGRAM_CONTEXT, NO_TOKEN
 from forkgym_toy.exact import Solver
 from forkgym_toy.graph import NO_CHILD, Graph
 from forkgym_toy.keyed import gumbels, luck_uniforms, prefixes, splitmix
-from forkgym_toy.world import World
+from forkgym_toy.world import LUCK_NAME, World
 
 __all__ = ["BranchKind", "Episodes", "Pairs", "Simulator"]
 
@@ -32,7 +32,6 @@ _TAGS = {
     Layout.EPISODE: TAG_EPISODE,
     Layout.NGRAM: TAG_NGRAM,
 }
-_LUCK_NAME = "outcome"  # forkgym_toy.env.LUCK_NAME; that module needs gymnasium, this one does not
 
 
 class Episodes(msgspec.Struct, frozen=True):
@@ -126,9 +125,16 @@ class Simulator:
         Args:
             keys: Episode ids, e.g. from `forkgym.noise.episode_id`; unique, or episodes repeat.
             tasks: Task of every episode, or one for all.
+
+        Raises:
+            ValueError: No such task.
         """
         ids = np.asarray(keys, dtype=np.uint64)
         numbers = np.broadcast_to(np.asarray(tasks, dtype=np.int64), ids.shape).copy()
+        if ids.size and not (0 <= numbers.min() and numbers.max() < self.graph.roots.size):
+            raise ValueError(
+                f"tasks must lie in 0 to {self.graph.roots.size - 1}, got {numbers.min()} to {numbers.max()}"
+            )
         place = _Place(self, ids, numbers, self.graph.roots[numbers])
         return self._continue(place, 0, FACTUAL_STREAM, FACTUAL_STREAM, FACTUAL_STREAM)
 
@@ -154,7 +160,12 @@ class Simulator:
 
         Returns:
             The pairs. Self-twins are continued like any other branch.
+
+        Raises:
+            ValueError: No such turn.
         """
+        if not 0 <= turn < self.graph.world.horizon:
+            raise ValueError(f"turn {turn} cannot be branched: turns are 0 to {self.graph.world.horizon - 1}")
         rows = np.flatnonzero(episodes.turns[:, turn] >= 0)
         decision = episodes.turns[rows, turn]
         later = luck = FACTUAL_STREAM
@@ -292,7 +303,7 @@ class _Place:
         picked = np.zeros(rows.size, dtype=np.int64)
         lucky = np.flatnonzero(graph.lucky[node])
         if lucky.size:
-            draw = luck_uniforms(self.keys[rows[lucky]].tolist(), luck, turn + 1, _LUCK_NAME)
+            draw = luck_uniforms(self.keys[rows[lucky]].tolist(), luck, turn + 1, LUCK_NAME)
             picked[lucky] = (draw[:, None] >= self.simulator._bounds[node[lucky], :-1]).sum(axis=1)
         shown = graph.shown[node, picked]
         self.node[rows] = graph.outcome[node, picked]

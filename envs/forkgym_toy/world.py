@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["END", "INVALID", "NEWLINE", "Outcome", "State", "World", "split_words"]
+__all__ = ["END", "INVALID", "LUCK_NAME", "NEWLINE", "Outcome", "State", "World", "split_words"]
 
 END = "<end>"
 """The word that ends a turn; it belongs to the turn's tokens and never to its text."""
@@ -22,6 +22,9 @@ NEWLINE = "\n"
 
 INVALID = "invalid"
 """The action of a turn that says nothing a world understands."""
+
+LUCK_NAME = "outcome"
+"""Name of the one draw of luck that a step takes where its action has more than one outcome."""
 
 State = tuple[Any, ...]
 """A state: a named tuple of small integers, so it is hashable and JSON-able. Field ``turn`` is always there."""

@@ -146,3 +146,11 @@ def test_simulated_trajectories_are_the_real_ones(name, layout):
 @pytest.mark.parametrize("name", sorted(WORLDS))
 def test_hundreds_of_simulated_trajectories_are_the_real_ones(name, layout):
     assert compare(name, layout, 200, range(WORLDS[name].horizon)) >= 1000
+
+
+def test_turns_and_tasks_that_do_not_exist_are_refused():
+    simulator = Simulator(WORLDS["toy/Coupled-v0"]())
+    with pytest.raises(ValueError, match="tasks must lie in 0 to 0"):
+        simulator.play([1, 2], 1)
+    with pytest.raises(ValueError, match="turns are 0 to 3"):
+        simulator.branch(simulator.play([1, 2]), 4)

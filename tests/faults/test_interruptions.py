@@ -203,6 +203,16 @@ def test_a_run_that_is_being_trained_is_not_trained_twice_at_once(config):
 
 
 @pytest.mark.slow
+def test_an_interrupted_run_with_adapters_resumes_to_the_same_bits(checkpoint, tmp_path, monkeypatch):
+    lora = {"learning_rate": 0.05, "lora": {"rank": 4, "alpha": 8.0}}
+    whole = make_config(tmp_path / "whole", checkpoint, "twice-dr", optimiser=lora)
+    broken = make_config(tmp_path / "broken", checkpoint, "twice-dr", optimiser=lora)
+    stop_after(broken, 2, monkeypatch)
+    assert train(broken).weights_digest == train(whole).weights_digest
+    assert record(broken.run_directory) == record(whole.run_directory)
+
+
+@pytest.mark.slow
 def test_a_run_killed_at_three_random_moments_ends_with_the_same_bits(checkpoint, tmp_path):
     seed = int.from_bytes(os.urandom(4), "little")
     print(f"moments are drawn with seed {seed}")  # shown when the test fails

@@ -213,9 +213,7 @@ def test_same_evidence_means_other_tokens_equal_observations_and_no_end(at, many
             assert not branch.same_evidence
             continue
         alternative = branch.turns[0]
-        expected = (
-            not factual.terminal and not alternative.terminal and factual.observation == alternative.observation
-        )
+        expected = not factual.terminal and not alternative.terminal and factual.observation == alternative.observation
         assert branch.same_evidence == expected
         if alternative.terminal:
             terminal += 1

@@ -173,6 +173,8 @@ class InvariantBackend:
         forward = InvariantForward(model, max_context=max_context, max_rows=self._max_rows)
         self.product_mode: ProductMode = choose_product_mode(forward, rows=self._max_rows)
         self._lanes: dict[int, tuple[InvariantForward, SlotCache]] = {version: (forward, forward.new_cache())}
+        # Slots of retired versions: what they held is never read, and allocating them anew each update costs time.
+        self._spare: list[SlotCache] = []
 
     def begin(self, turn: ActiveTurn, stored: Any, length: int) -> None:
         """Take a slot and copy the stored prefix into it."""
@@ -250,8 +252,9 @@ class InvariantBackend:
             product_mode=self.product_mode,
             state=weights,
         )
-        self._lanes[version] = (forward, forward.new_cache())
+        self._lanes[version] = (forward, self._spare.pop() if self._spare else forward.new_cache())
 
     def uninstall(self, version: int) -> None:
-        """Forget a version's weights and slots."""
-        del self._lanes[version]
+        """Forget a version's weights; its slots, all free by now, serve the next version."""
+        _, cache = self._lanes.pop(version)
+        self._spare = [cache]

@@ -131,7 +131,7 @@ class Simulator:
         """
         ids = np.asarray(keys, dtype=np.uint64)
         numbers = np.broadcast_to(np.asarray(tasks, dtype=np.int64), ids.shape).copy()
-        if ids.size and not (0 <= numbers.min() and numbers.max() < self.graph.roots.size):
+        if ids.size and not (numbers.min() >= 0 and numbers.max() < self.graph.roots.size):
             raise ValueError(
                 f"tasks must lie in 0 to {self.graph.roots.size - 1}, got {numbers.min()} to {numbers.max()}"
             )

@@ -332,4 +332,5 @@ def _checked_state(model: Any, state: Mapping[str, torch.Tensor] | None) -> dict
             f"the published weights do not fit the model: missing {missing[:3]}, unknown or of another shape "
             f"{wrong[:3]}; publish model.state_dict() (merge adapters first)"
         )
-    return dict(state)
+    # A learner may hold its weights elsewhere or in another type.
+    return {name: tensor.detach().to("cpu", torch.float32) for name, tensor in state.items()}

@@ -12,7 +12,7 @@ from forkgym.noise import Key, KeyStream, Layout, coin, stream_id
 from forkgym.policy.scripted import ScriptedEngine, TableEngine
 from forkgym.rollout import branch as branch_module
 from forkgym.rollout.plan import BranchPlan, Proposal
-from tests.rollout.lamps import RENDERER, TOKENS, Table, sampling, spec, table
+from tests.rollout.lamps import RENDERER, TOKENS, Lamps, Table, sampling, spec, table
 
 PLAIN = BranchPlan(self_twin_shortcut=False, same_evidence_probability=1.0)
 
@@ -179,6 +179,33 @@ def test_a_branch_has_the_turns_that_the_factual_episode_had_left(at, many):
         assert branch.turns[-1].index <= 3
         assert branch.generated_tokens == sum(len(turn.tokens) for turn in branch.turns)
         assert branch.utility == sum(turn.reward for turn in branch.turns)
+
+
+class PaidLamps(Lamps):
+    """Every look earns a tenth at once."""
+
+    def _step(self, action):
+        observation, reward, terminated, truncated, info = super()._step(action)
+        return observation, reward + 0.1 * (action["tool"] == "look"), terminated, truncated, info
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_what_was_earned_before_the_fork_counts_in_both_arms(index):
+    at = Table(make=PaidLamps)
+    many = at.episodes([spec(member) for member in range(24)])
+    wanted = [(one, turn, index) for one, turn, _ in at.every_decision(many)]
+    earlier_rewards = 0.0
+    plan = msgspec.structs.replace(PLAIN, pairs=2)
+    for (one, turn, _), branch in zip(wanted, at.branches(wanted, plan), strict=True):
+        before = sum(earlier.reward for earlier in one.episode.turns[:turn])
+        earlier_rewards += before
+        assert branch.utility == pytest.approx(before + sum(later.reward for later in branch.turns))
+        if branch.kind == "pair":
+            assert branch.factual_utility == pytest.approx(before + sum(later.reward for later in branch.factual_turns))
+        else:
+            assert branch.factual_utility == pytest.approx(one.episode.utility)
+    assert earlier_rewards > 0.0
+    at.close(many)
 
 
 def test_the_evidence_coin_is_keyed_and_decides_alone(at, many):

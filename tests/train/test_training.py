@@ -80,6 +80,8 @@ def test_every_episode_decision_and_branch_is_recorded_and_the_tokens_add_up(fin
     config, result, watcher = finished
     with RunStore.open(config.run_directory) as store:
         totals = {"on_policy": 0, "counterfactual": 0}
+        keys = [one.key for update in range(4) for one in store.episodes(update)]
+        assert len(set(keys)) == 4 * 8  # no episode shares its noise with another
         for update in range(4):
             episodes = store.episodes(update)
             decisions = store.decisions(update)
@@ -147,6 +149,9 @@ def test_no_environment_and_no_cache_is_left_open(finished, checkpoint, tmp_path
         trainer.run()
         assert trainer.engine.statistics().stored_caches == 0
         assert trainer.engine.statistics().running == 0
+        for version in range(4):  # only the last policy is still served
+            with pytest.raises(ValueError, match="not published"):
+                trainer.engine.retire(version)
         assert Lamps.live == before
     finally:
         trainer.close()

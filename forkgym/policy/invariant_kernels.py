@@ -28,7 +28,11 @@ _P3, _P4, _P5 = np.float32(4.1665795894e-2), np.float32(1.6666665459e-1), np.flo
 
 def _compile(function: Any) -> Any:
     """Compile without fast-math and without threads: the loops' order is the result's definition."""
-    return numba.njit(cache=True, fastmath=False, parallel=False, nogil=True)(function)
+    options: dict[str, Any] = {"fastmath": False, "parallel": False, "nogil": True, "error_model": "numpy"}
+    try:
+        return numba.njit(cache=True, **options)(function)
+    except RuntimeError:  # numba's word for "no place to cache this file": then compile at every start
+        return numba.njit(**options)(function)
 
 
 def _root_mean_square_norm(x: Array, weight: Array, epsilon: Array, out: Array) -> None:

@@ -54,18 +54,22 @@ def interrupt(monkeypatch, owner, method: str, call: int, error: BaseException, 
     monkeypatch.setattr(owner, method, wrapper)
 
 
+def rarely(*place):
+    return pytest.param(*place, marks=pytest.mark.slow)
+
+
 PLACES = [
-    (TorchEngine, "step", 3, False),  # in the evaluation before the first update
+    rarely(TorchEngine, "step", 3, False),  # in the evaluation before the first update
     (TorchEngine, "step", 60, False),  # among rollouts
-    (TorchEngine, "step", 150, True),
-    (Learner, "update", 1, False),
+    rarely(TorchEngine, "step", 150, True),
+    rarely(Learner, "update", 1, False),
     (Learner, "update", 3, True),  # the weights have moved, nothing is recorded
-    (TorchEngine, "publish", 2, True),
-    (RunStore, "commit_update", 2, False),
+    rarely(TorchEngine, "publish", 2, True),
+    rarely(RunStore, "commit_update", 2, False),
     (RunStore, "commit_update", 3, True),  # recorded, but not in a checkpoint
-    (Learner, "save", 2, False),
-    (Learner, "save", 2, True),
-    (RunStore, "add_evaluation", 3, True),  # after the last update
+    rarely(Learner, "save", 2, False),
+    rarely(Learner, "save", 2, True),
+    rarely(RunStore, "add_evaluation", 3, True),  # after the last update
 ]
 
 

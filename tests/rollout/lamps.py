@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -120,7 +121,12 @@ RENDERER = WordRenderer()
 
 def table(context: Sequence[int]) -> np.ndarray:
     """Logits that look at the last six tokens; control tokens other than ``<eot>`` and the newline never."""
-    logits = np.random.default_rng(zlib.crc32(bytes(context[-6:]))).normal(0.0, 1.0, len(TOKENS)).astype(np.float32)
+    return _logits(bytes(context[-6:]))
+
+
+@lru_cache(maxsize=100_000)
+def _logits(tail: bytes) -> np.ndarray:
+    logits = np.random.default_rng(zlib.crc32(tail)).normal(0.0, 1.0, len(TOKENS)).astype(np.float32)
     logits[[0, 2]] = -np.inf
     logits[EOT] += 1.0
     return logits

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-
 import pytest
 
 from forkgym.core import Snapshot
@@ -61,7 +59,6 @@ def assert_nothing_left(at: Table, snapshots: list[Snapshot]) -> None:
     assert statistics.stored_caches == 0
     assert statistics.running == 0
     assert all(snapshot.closed for snapshot in snapshots)
-    gc.collect()
     assert Lamps.live == 0
 
 

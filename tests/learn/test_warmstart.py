@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 import math
 from pathlib import Path
 
@@ -37,6 +39,14 @@ def test_the_shipped_checkpoint_is_small_and_fits_the_environments_vocabulary(po
     assert sum(path.stat().st_size for path in CHECKPOINT.iterdir()) <= 4_000_000
     model, renderer = policy
     assert renderer.vocabulary_size == model.config.vocab_size == report.vocabulary
+
+
+def test_the_shipped_report_belongs_to_the_shipped_weights_and_to_the_commands_defaults(report):
+    data = (CHECKPOINT / "model.safetensors").read_bytes()
+    assert hashlib.blake2b(data, digest_size=16).hexdigest() == report.weights
+    defaults = inspect.signature(warm_start).parameters
+    for name in ("steps", "demonstrations", "error_rate", "batch_size", "learning_rate"):
+        assert getattr(report, name) == defaults[name].default
 
 
 def test_the_shipped_checkpoint_learned_to_read_and_not_the_facts(report):

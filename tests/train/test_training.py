@@ -124,6 +124,11 @@ def test_credit_is_what_the_recorded_branches_say(finished):
         else:
             assert decision.credit == horvitz_thompson(decision)
             assert decision.branched == (decision.coin < decision.propensity)
+            for branch in decision.branches:
+                if branch.same_evidence and config.algorithm.name == "twice-dr":  # the adaptive coin keeps q·q_same up
+                    assert decision.propensity * branch.continuation_probability >= 0.1 * (1 - 1e-12)
+                elif branch.same_evidence:
+                    assert branch.continuation_probability == 0.25
             warm_up = decision.update < 1
             assert (decision.propensity == 0.3) == warm_up
 

@@ -49,12 +49,20 @@ def imported_modules(path: Path) -> list[tuple[str, int]]:
 def violation(owner: str, module: str) -> bool:
     """Whether a file of forkgym.``owner`` may not import ``module``."""
     parts = module.split(".")
-    if parts[0] in {"forkgym_retrieval", "forkgym_toy", "forkgym_text", "forkgym_swe", "forkgym_algos", "bench", "tests"}:
+    if parts[0] in {
+        "forkgym_retrieval",
+        "forkgym_toy",
+        "forkgym_text",
+        "forkgym_swe",
+        "forkgym_algos",
+        "bench",
+        "tests",
+    }:
         return True
     if parts[0] != "forkgym" or len(parts) == 1 or owner in TOP:
         return False
     package = parts[1]
-    if package == owner or package not in ALLOWED and package not in TOP:
+    if package == owner or (package not in ALLOWED and package not in TOP):
         return False
     return package not in ALLOWED[owner] and ".".join(parts[1:3]) not in ALLOWED[owner]
 
@@ -82,7 +90,9 @@ def test_plug_ins_use_public_modules_only(family: str) -> None:
         for module, line in imported_modules(path):
             if module.split(".")[0] != "forkgym":
                 continue
-            public = any(module == name or module.startswith(f"{name}.") for name in PLUGINS[family] if name != "forkgym")
+            public = any(
+                module == name or module.startswith(f"{name}.") for name in PLUGINS[family] if name != "forkgym"
+            )
             public = public or (family == "envs" and module.count(".") <= 1)
             private = any(part.startswith("_") for part in module.split("."))
             if not public or private:

@@ -53,9 +53,7 @@ def crr(
         name="crr",
         rollout=RolloutPlan(group_size=group_size, temperature=temperature),
         branching=Branching(
-            selector=ScoreSelector(
-                score=selector, k=k, entropy_threshold=entropy_threshold, type_weight=type_weight
-            ),
+            selector=ScoreSelector(score=selector, k=k, entropy_threshold=entropy_threshold, type_weight=type_weight),
             plan=BranchPlan(
                 coupling="independent",
                 proposal=Proposal(

@@ -32,17 +32,18 @@ def _run(arguments: argparse.Namespace, console: Console) -> int:
     results = run_demo(plan, overrides=arguments.overrides, workers=arguments.workers, say=console.line)
     console.line()
     rows = table_rows(results)
-    console.table(rows, title="Success on held-out questions (standard error), one seed each: differences below two")
+    console.table(rows, title="Success on held-out questions (standard error); one seed a method")
     console.line(
-        "standard errors say nothing. 'tie' is the share of realised twins with the same outcome; ρ is measured on the\n"
-        "final policy by running an independent branch beside each twin at non-terminal turns."
+        "Differences below two standard errors say nothing. 'tie' is the share of realised branches with the same\n"
+        "outcome; ρ is measured on the final policy by an independent branch beside each twin at non-terminal turns."
     )
     directories = [Path(result.training.directory) for result in results.values()]
     picture = directories[0].parent / "learning_curves.png"
     from forkgym.report.plots import plot_learning_curves
 
     plot_learning_curves(directories, picture)
-    console.line(f"\nLearning curves: {picture}\nRuns: {directories[0].parent} (try: forkgym report, forkgym replay RUN:EPISODE)")
+    console.line(f"\nLearning curves: {picture}")
+    console.line(f"Runs: {directories[0].parent} (try: forkgym report RUN, forkgym replay RUN:EPISODE)")
     console.line(f"Wall time: {time.monotonic() - started:.0f} s")
     if arguments.json:
         console.json({"rows": rows, "picture": str(picture), "seconds": time.monotonic() - started})

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from importlib.resources import files
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import msgspec
@@ -26,7 +27,7 @@ from forkgym.train.progress import TrainResult
 
 __all__ = ["DemoError", "DemoPlan", "MethodResult", "load_plan", "run_demo"]
 
-RESULT_FILE = "result.json"
+RESULT_FILE = "result.msgpack"  # not JSON, which has no NaN
 POLL_SECONDS = 10.0
 
 
@@ -104,12 +105,18 @@ def run_demo(
         DemoError: A method failed; the others were stopped.
     """
     configs = {method: plan.config(method, overrides) for method in plan.methods}
+    lock = Lock()
+
+    def say_alone(line: str) -> None:
+        with lock:
+            say(line)
+
     pool_size = workers or len(os.sched_getaffinity(0))
     processes: dict[str, subprocess.Popen[str]] = {}
     results: dict[str, MethodResult] = {}
     with ThreadPoolExecutor(max_workers=pool_size) as pool:
         tasks = {
-            pool.submit(_run_method, method, config, processes, say): method for method, config in configs.items()
+            pool.submit(_run_method, method, config, processes, say_alone): method for method, config in configs.items()
         }
         try:
             for task in as_completed(tasks):
@@ -155,7 +162,7 @@ def _run_method(
         tail = log.read_text("utf-8", errors="replace")[-2000:]
         raise DemoError(f"{method} stopped with exit code {code}; the end of {log}:\n{tail}")
     say(f"{method:<15} done in {time.monotonic() - started:.0f} s")
-    return msgspec.json.decode((directory / RESULT_FILE).read_bytes(), type=MethodResult)
+    return msgspec.msgpack.decode((directory / RESULT_FILE).read_bytes(), type=MethodResult)
 
 
 def _latest(directory: Path) -> str:

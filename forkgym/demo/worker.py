@@ -34,7 +34,7 @@ def main() -> int:
             result.coupling = None if math.isnan(coupling.correlation) else coupling
     finally:
         trainer.close()
-    (trainer.directory / RESULT_FILE).write_bytes(msgspec.json.encode(result))
+    (trainer.directory / RESULT_FILE).write_bytes(msgspec.msgpack.encode(result))
     return 0
 
 

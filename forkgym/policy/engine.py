@@ -97,8 +97,10 @@ class EngineStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 @runtime_checkable
 class Engine(Protocol):
-    """A source of tokens. Results depend on a request's context, keys and version, never on its companions
-    where the engine is batch invariant (``batch_invariant`` is true); elsewhere up to a measured mismatch rate.
+    """A source of tokens.
+
+    Where ``batch_invariant`` is true, results depend on a request's context, keys and version, never on its
+    companions; elsewhere up to a measured mismatch rate.
     """
 
     batch_invariant: bool

@@ -73,9 +73,7 @@ def play_branch(
     if index > 0 and plan.paired:
         return (yield from _play_pair(played, decision, index, setting, release))
     kind: BranchKind = "twin" if plan.coupling == "twin" else "independent"
-    continuation = (
-        FACTUAL_STREAM if kind == "twin" else stream_id(FACTUAL_STREAM, decision.turn, "continuation", index)
-    )
+    continuation = FACTUAL_STREAM if kind == "twin" else stream_id(FACTUAL_STREAM, decision.turn, "continuation", index)
     arm = _Arm(played, decision.turn, index, setting, release)
     branch = _new_branch(played.episode, decision, index, kind, setting)
     try:
@@ -269,9 +267,7 @@ def _play_pair(
             control.close()
 
 
-def _new_branch(
-    episode: Episode, decision: Decision, index: int, kind: BranchKind, setting: BranchSetting
-) -> Branch:
+def _new_branch(episode: Episode, decision: Decision, index: int, kind: BranchKind, setting: BranchSetting) -> Branch:
     return Branch(
         parent=episode.key,
         turn=decision.turn,

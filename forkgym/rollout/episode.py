@@ -410,9 +410,7 @@ def _submit(engine: Engine, rollout: Rollout[T], request: GenerationRequest) -> 
         raise
 
 
-def _abandon(
-    engine: Engine, waiting: Mapping[int, tuple[int, Rollout[T]]], arrived: Mapping[int, Completion]
-) -> None:
+def _abandon(engine: Engine, waiting: Mapping[int, tuple[int, Rollout[T]]], arrived: Mapping[int, Completion]) -> None:
     """Free what rollouts in progress hold: undelivered completions' caches, open requests, the rollouts' own."""
     for ticket, (_, rollout) in waiting.items():
         completion = arrived.get(ticket)

@@ -55,10 +55,10 @@ def load_policy(config: PolicyConfig, make_env: Callable[[], TextEnv]) -> tuple[
         ConfigError: No such checkpoint directory.
         ValueError: The checkpoint belongs to another vocabulary, or has no chat template.
     """
+    from transformers.utils import logging
+
     from forkgym.policy.chat import PlainRenderer, TemplateRenderer, TinyRenderer
     from forkgym.policy.tiny import load_checkpoint
-
-    from transformers.utils import logging
 
     # A log file full of progress bars helps nobody; weights of this size load in no time.
     logging.disable_progress_bar()
@@ -83,7 +83,7 @@ def load_policy(config: PolicyConfig, make_env: Callable[[], TextEnv]) -> tuple[
 
 
 def save_policy(path: Path, model: Any, tokenizer: Any, make_env: Callable[[], TextEnv]) -> None:
-    """Save a trained policy as a Hugging Face checkpoint, with the tiny policy's vocabulary record where there is one."""
+    """Save a policy as a Hugging Face checkpoint, with the tiny policy's vocabulary record where there is one."""
     from forkgym.policy.chat import EOT
     from forkgym.policy.tiny import save_checkpoint
 

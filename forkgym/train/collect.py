@@ -199,9 +199,7 @@ class Collector:
                         same_evidence_probability=q_same,
                     )
 
-        branches = self._booked(
-            "counterfactual", lambda: drive(self.engine, rollouts(), max_running=self.max_running)
-        )
+        branches = self._booked("counterfactual", lambda: drive(self.engine, rollouts(), max_running=self.max_running))
         pairs = branching.plan.pairs
         for number, decision in enumerate(chosen):
             decision.branches = branches[number * pairs : (number + 1) * pairs]

@@ -204,7 +204,8 @@ class EvaluationConfig(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         split: Split that the tasks come from.
         tasks: Number of tasks, from task 0 on; at most those of the split.
-        every: Updates between evaluations; 0 evaluates before the first and after the last update only.
+        every: Updates between sampled evaluations; 0 evaluates before the first and after the last update only
+            (greedy episodes are judged there alone).
         samples: Sampled episodes a task, beside the greedy one.
         seed: Seed of the evaluation's noise, the same at every evaluation.
     """

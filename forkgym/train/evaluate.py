@@ -184,9 +184,7 @@ class Evaluator:
                 )
                 for decision in decisions:
                     # The same index: both branches try the same alternative, so their second moments share A².
-                    yield play_branch(
-                        by_key[decision.episode], decision, 0, setting, release=self.engine.release
-                    )
+                    yield play_branch(by_key[decision.episode], decision, 0, setting, release=self.engine.release)
 
         try:
             branches = self._timed(rollouts())
@@ -266,12 +264,8 @@ def _coupling(episodes: Sequence[int], twin: Sequence[float], independent: Seque
         sums = left_out.setdefault(key, [0.0, 0.0])
         sums[0] += a
         sums[1] += b
-    pseudo = [
-        1.0 - (total_twin - a) / (total_independent - b) for a, b in left_out.values() if total_independent > b
-    ]
+    pseudo = [1.0 - (total_twin - a) / (total_independent - b) for a, b in left_out.values() if total_independent > b]
     centre = math.fsum(pseudo) / len(pseudo) if pseudo else math.nan
     spread = math.fsum((value - centre) ** 2 for value in pseudo)
     error = math.sqrt(spread * (len(pseudo) - 1) / len(pseudo)) if len(pseudo) > 1 else math.nan
-    return CouplingResult(
-        correlation=1.0 - total_twin / total_independent, standard_error=error, decisions=len(twin)
-    )
+    return CouplingResult(correlation=1.0 - total_twin / total_independent, standard_error=error, decisions=len(twin))

@@ -122,9 +122,12 @@ class Trainer:
         self.progress.started(self.config, self.directory, resumed_at)
         while not self._done():
             if self._evaluation_due():
-                self._evaluate()
+                self._evaluate("sampled")
+            if self.state.updates == 0:
+                self._evaluate("greedy")
             self._update()
-        self._evaluate()
+        for mode in ("sampled", "greedy"):
+            self._evaluate(mode)
         result = self._result()
         save_policy(self.directory / "policy", self._plain_model(), self.tokenizer, self.make_env)
         self.progress.finished(result)
@@ -211,28 +214,33 @@ class Trainer:
         return min(1.0, max(shares))
 
     def _done(self) -> bool:
-        return self._progress() >= 1.0
+        """Whether the budget is used up; tokens are met as closely as whole updates can, within half an update."""
+        budget, state = self.config.budget, self.state
+        if budget.updates is not None and state.updates >= budget.updates:
+            return True
+        if budget.tokens is None or state.updates == 0:
+            return False
+        spent = state.ledger.training_tokens
+        return budget.tokens - spent < 0.5 * spent / state.updates
 
     def _evaluation_due(self) -> bool:
         every = self.config.evaluation.every
         return self.state.updates == 0 or (every > 0 and self.state.updates % every == 0)
 
-    def _evaluate(self) -> None:
-        """Judge the current version, sampled and greedy; a resumed run repeats what its record lacks."""
-        settings, update = self.config.evaluation, self.state.updates
+    def _evaluate(self, mode: str) -> None:
+        """Judge the current version; a resumed run repeats what its record lacks."""
+        settings, update, greedy = self.config.evaluation, self.state.updates, mode == "greedy"
+        if (update, mode) in self._evaluations:
+            return
         tasks = range(min(settings.tasks, self._task_count(settings.split)))
-        for greedy in (False, True):
-            mode = "greedy" if greedy else "sampled"
-            if (update, mode) in self._evaluations:
-                continue
-            result = self.evaluator.evaluate(
-                settings.split, tasks, version=update, samples=1 if greedy else settings.samples, greedy=greedy
-            )
-            metrics = msgspec.to_builtins(result)
-            metrics["training_tokens"] = self.state.ledger.training_tokens
-            self.store.add_evaluation(update, mode, metrics)
-            self._evaluations[update, mode] = result
-            self.progress.evaluated(update, result)
+        result = self.evaluator.evaluate(
+            settings.split, tasks, version=update, samples=1 if greedy else settings.samples, greedy=greedy
+        )
+        metrics = msgspec.to_builtins(result)
+        metrics["training_tokens"] = self.state.ledger.training_tokens
+        self.store.add_evaluation(update, mode, metrics)
+        self._evaluations[update, mode] = result
+        self.progress.evaluated(update, result)
 
     def _task_count(self, split: str) -> int:
         env = self.make_env()
@@ -376,7 +384,5 @@ class Trainer:
 
 
 def _mean_entropy(collection: Collection) -> float:
-    entropies = [
-        entropy for episode in collection.episodes for turn in episode.turns for entropy in turn.entropies
-    ]
+    entropies = [entropy for episode in collection.episodes for turn in episode.turns for entropy in turn.entropies]
     return math.fsum(entropies) / len(entropies) if entropies else 0.0

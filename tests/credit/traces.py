@@ -7,7 +7,15 @@ from typing import Any
 from forkgym.rollout.trace import Branch, Decision, Episode, Turn
 
 
-def turn(index: int, *, tokens: int = 3, terminal: bool = False, evidence: Any = None, kind: str = "search", entropy: float = 1.0) -> Turn:
+def turn(
+    index: int,
+    *,
+    tokens: int = 3,
+    terminal: bool = False,
+    evidence: Any = None,
+    kind: str = "search",
+    entropy: float = 1.0,
+) -> Turn:
     return Turn(
         index=index,
         context_length=0,
@@ -27,7 +35,9 @@ def turn(index: int, *, tokens: int = 3, terminal: bool = False, evidence: Any =
     )
 
 
-def episode(key: int, utility: float, evidence: list[Any], *, group: int = 0, member: int = 0, tokens: int = 3) -> Episode:
+def episode(
+    key: int, utility: float, evidence: list[Any], *, group: int = 0, member: int = 0, tokens: int = 3
+) -> Episode:
     """An episode with one turn per evidence and a terminal answer."""
     turns = [turn(i, evidence=e, tokens=tokens) for i, e in enumerate(evidence)]
     turns.append(turn(len(evidence), terminal=True, kind="answer", tokens=tokens))

@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: help venv demo test test-fast test-slow check format bench coverage clean
+.PHONY: help venv demo test test-fast test-slow test-wheel check format bench coverage clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -35,6 +35,9 @@ test-fast: $(STAMP) ## Run the tests that take under three minutes together
 
 test-slow: $(STAMP) ## Run the slow tests
 	$(BIN)/python -m pytest -m slow
+
+test-wheel: $(STAMP) ## Build the wheel and use it in an environment of its own, without extras
+	tests/wheel.sh $(BIN)/python
 
 check: $(STAMP) ## Lint, types, import rules
 	$(BIN)/ruff check .

@@ -21,9 +21,12 @@ def test_the_example_that_forks_runs_and_proves_what_it_says(tmp_path: Path) -> 
 
 
 def test_every_link_of_the_documentation_leads_somewhere() -> None:
-    broken = []
+    broken: list[str] = []
     for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]:
-        for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
-            if "://" not in target and not (page.parent / target).exists():
-                broken.append(f"{page.relative_to(ROOT)} -> {target}")
+        targets = re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+        broken += [
+            f"{page.relative_to(ROOT)} -> {target}"
+            for target in targets
+            if "://" not in target and not (page.parent / target).exists()
+        ]
     assert not broken

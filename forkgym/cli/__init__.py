@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import logging
 import os
 import sys
 import traceback
@@ -164,14 +165,6 @@ def _remedy(module: str) -> str:
 
 
 def configure_logging(verbosity: int) -> None:
-    """Quiet by default: warnings only; 1 adds information, 2 everything. Without structlog nothing is logged."""
-    try:
-        import structlog
-    except ImportError:
-        return
-    level = {0: 30, 1: 20}.get(verbosity, 10)
-    structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        cache_logger_on_first_use=False,
-    )
+    """Quiet by default: warnings only; 1 adds information, 2 everything. Lines go to standard error."""
+    logging.basicConfig(stream=sys.stderr, format="%(message)s", force=True)
+    logging.getLogger("forkgym").setLevel({0: logging.WARNING, 1: logging.INFO}.get(verbosity, logging.DEBUG))

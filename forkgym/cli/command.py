@@ -29,7 +29,7 @@ class Command:
         description: What ``forkgym NAME --help`` says above the options.
         configure: Adds the arguments.
         run: Does the work and returns the exit code; raises ForkgymError or UsageError for bad input.
-        logs: Takes ``--verbose`` and sets structlog up (importing it takes a while, so not every command does).
+        logs: Takes ``--verbose`` and shows what the run logs.
     """
 
     description: str

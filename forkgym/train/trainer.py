@@ -33,6 +33,7 @@ from forkgym.train.config import (
     config_to_json,
 )
 from forkgym.train.evaluate import EvaluationResult, Evaluator
+from forkgym.train.logs import run_logger
 from forkgym.train.progress import Progress, Silent, TrainResult, UpdateRow
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ class Trainer:
             # The learner needs the nucleus each token was drawn from, and no trace keeps it yet.
             raise ConfigError("algorithm.top_p", ["training needs top_p = 1; truncated policies can only be judged."])
         self.directory = config.run_directory
+        self.log = run_logger(run=str(self.directory), algorithm=self.algorithm.name)
         self.make_env = environment_maker(config.env)
         self.model, self.tokenizer, self.renderer = load_policy(config.policy, self.make_env)
         self.store = self._open_store()
@@ -120,6 +122,7 @@ class Trainer:
         """Do updates until the budget is used up, then evaluate, save the policy and report."""
         resumed_at = self.state.updates or None
         self.progress.started(self.config, self.directory, resumed_at)
+        self.log.info("run started", resumed_at=resumed_at)
         while not self._done():
             if self._evaluation_due():
                 self._evaluate("sampled")
@@ -130,6 +133,7 @@ class Trainer:
             self._evaluate(mode)
         result = self._result()
         save_policy(self.directory / "policy", self._plain_model(), self.tokenizer, self.make_env)
+        self.log.info("run finished", updates=result.updates, tokens=result.training_tokens)
         self.progress.finished(result)
         return result
 
@@ -153,6 +157,7 @@ class Trainer:
         )
         if (update + 1) % self.config.checkpoint.every == 0 or self._done():
             self._checkpoint()
+        self.log.info("update", update=update, success=row.success, tokens=row.training_tokens, twins=row.twins)
         self.progress.updated(row)
 
     def _tasks(self, update: int) -> list[int]:
@@ -201,6 +206,7 @@ class Trainer:
             extra=msgspec.to_builtins(self.state),
             keep=self.config.checkpoint.keep,
         )
+        self.log.debug("checkpoint", updates=self.state.updates)
 
     # Budget and evaluation
 
@@ -240,6 +246,7 @@ class Trainer:
         metrics["training_tokens"] = self.state.ledger.training_tokens
         self.store.add_evaluation(update, mode, metrics)
         self._evaluations[update, mode] = result
+        self.log.info("evaluation", update=update, mode=mode, split=result.split, success=result.success)
         self.progress.evaluated(update, result)
 
     def _task_count(self, split: str) -> int:

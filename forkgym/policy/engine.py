@@ -73,6 +73,8 @@ class Completion(msgspec.Struct, kw_only=True):
         finish_reason: ``"stop"`` when a stop token or string ended the turn, else ``"length"``.
         cache: Handle of the stored cache (context and turn), or ``None``.
         fed_tokens: Context tokens the engine had to compute because no cache held them.
+        supports: Under nucleus sampling, the ids each token was drawn from, ascending; ``None`` where every
+            token of the vocabulary was possible (``top_p`` = 1) or none was drawn (greedy).
     """
 
     tokens: list[int]
@@ -82,6 +84,7 @@ class Completion(msgspec.Struct, kw_only=True):
     finish_reason: FinishReason
     cache: int | None = None
     fed_tokens: int = 0
+    supports: list[list[int]] | None = None
 
 
 class EngineStatistics(msgspec.Struct, frozen=True, kw_only=True):

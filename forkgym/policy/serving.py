@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from forkgym.noise import sample_batch, token_statistics
+from forkgym.noise import behaviour_logprobs, sample_batch, token_statistics
 from forkgym.policy.engine import Completion, EngineStatistics, FinishReason, GenerationRequest, Sampling
 
 __all__ = ["ActiveTurn", "MismatchReport", "ServingEngine", "generate", "measure_mismatch"]
@@ -30,6 +30,7 @@ class ActiveTurn:
         ticket: The number `submit` returned.
         request: The request itself.
         tokens: Ids drawn so far.
+        supports: Under nucleus sampling, the ids each of them was drawn from.
         computed: Number of tokens (context, then drawn ones) whose keys and values the engine holds.
         reused: Context tokens that came from a cache.
         place: Whatever the engine needs to find the turn again (a slot, a cache object); while the turn waits, the
@@ -44,6 +45,7 @@ class ActiveTurn:
         "place",
         "request",
         "reused",
+        "supports",
         "ticket",
         "tokens",
     )
@@ -55,6 +57,7 @@ class ActiveTurn:
         self.logprobs: list[float] = []
         self.entropies: list[float] = []
         self.collisions: list[float] = []
+        self.supports: list[list[int]] = []
         self.computed = 0
         self.reused = 0
         self.place: Any = None
@@ -311,6 +314,9 @@ class ServingEngine(ABC):
                 turn.entropies.append(entropy)
                 turn.collisions.append(collision)
                 turn.request.keys.advance(token)
+            if top_p < 1.0 and not greedy:
+                for row, support in zip(rows, _supports(part, temperature, top_p), strict=True):
+                    turns[row].supports.append(support)
         self._generated += len(turns)
 
     def _finish_reason(self, turn: ActiveTurn) -> FinishReason | None:
@@ -351,7 +357,14 @@ class ServingEngine(ABC):
             finish_reason=reason,
             cache=handle,
             fed_tokens=fed,
+            supports=turn.supports or None,
         )
+
+
+def _supports(logits: npt.NDArray[np.float32], temperature: float, top_p: float) -> list[list[int]]:
+    """The nucleus of each row, as the sampler restricts its argmax."""
+    possible = np.isfinite(behaviour_logprobs(logits, temperature, top_p))
+    return [np.flatnonzero(row).tolist() for row in possible]
 
 
 def generate(engine: ServingEngine, requests: Sequence[GenerationRequest]) -> list[Completion]:

@@ -226,6 +226,7 @@ class TurnPlayer:
             terminal=terminal,
             action_start=_action_start(completion.tokens, self.renderer.newlines, self.renderer.stop_tokens),
             state_hash=self.env.state_hash() if self.record_hashes else "",
+            supports=completion.supports,
         )
 
 

@@ -47,6 +47,7 @@ class Turn(msgspec.Struct, kw_only=True):
         terminal: The episode ended with this turn (terminated or truncated).
         action_start: Index of the first token of the turn's last non-empty line: where the action begins.
         state_hash: The environment's state hash after the turn (empty when not recorded).
+        supports: Under nucleus sampling, the ids each token was drawn from; ``None`` for the whole vocabulary.
     """
 
     index: int
@@ -66,6 +67,7 @@ class Turn(msgspec.Struct, kw_only=True):
     terminal: bool
     action_start: int = 0
     state_hash: str = ""
+    supports: list[list[int]] | None = None
 
     @property
     def mean_entropy(self) -> float:

@@ -1,7 +1,8 @@
 """Trace structs to rows and back, exactly: the table layout is derived from the structs, field by field.
 
-Numbers lists are little-endian arrays (token ids uint32, floats float64), JSON-able values are JSON text, 64-bit
-keys are stored as SQLite's signed integers. Opening databases and transactions live in ``database`` and ``run``.
+Numbers lists are little-endian arrays (token ids uint32, floats float64), JSON-able values are JSON text, lists of
+lists MessagePack; 64-bit keys are stored as SQLite's signed integers. Opening databases and transactions live in
+``database`` and ``run``.
 """
 
 from __future__ import annotations
@@ -59,6 +60,11 @@ _OPTIONAL_REAL = _Kind("REAL", lambda value: None if value is None else float(va
 _BOOLEAN = _Kind("INTEGER NOT NULL", int, bool)
 _TEXT = _Kind("TEXT NOT NULL", _same, _same)
 _JSON = _Kind("TEXT NOT NULL", lambda value: msgspec.json.encode(value).decode(), msgspec.json.decode)
+_PACKED = _Kind(
+    "BLOB",
+    lambda value: None if value is None else msgspec.msgpack.encode(value),
+    lambda blob: None if blob is None else msgspec.msgpack.decode(blob),
+)
 _TOKENS = _array("<u4")
 _FLOATS = _array("<f8")
 
@@ -71,6 +77,7 @@ _KINDS: dict[Any, _Kind] = {
     typing.Any: _JSON,
     list[int]: _TOKENS,
     list[float]: _FLOATS,
+    list[list[int]] | None: _PACKED,
 }
 
 

@@ -25,7 +25,6 @@ from forkgym.store import RunStore
 from forkgym.train.build import build_engine, build_learner, environment_maker, load_policy, save_policy
 from forkgym.train.collect import Collection, Collector
 from forkgym.train.config import (
-    ConfigError,
     TrainConfig,
     check_resumable,
     config_digest,
@@ -94,9 +93,6 @@ class Trainer:
         self.config = config
         self.progress: Progress = progress or Silent()
         self.algorithm: Algorithm = make_algorithm(config.algorithm.name, **config.algorithm.arguments)
-        if self.algorithm.rollout.top_p < 1.0:
-            # The learner needs the nucleus each token was drawn from, and no trace keeps it yet.
-            raise ConfigError("algorithm.top_p", ["training needs top_p = 1; truncated policies can only be judged."])
         self.directory = config.run_directory
         self.log = run_logger(run=str(self.directory), algorithm=self.algorithm.name)
         self.make_env = environment_maker(config.env)
@@ -187,7 +183,11 @@ class Trainer:
         from forkgym.learn.batch import training_sequences
 
         started = time.perf_counter()
-        metrics = self.learner.update(training_sequences(collection.episodes, advantages), update)
+        supports = None
+        if self.algorithm.rollout.top_p < 1.0:
+            # The ratio is that of the truncated distribution, so the learner needs what each token was drawn from.
+            supports = {episode.key: [turn.supports or [] for turn in episode.turns] for episode in collection.episodes}
+        metrics = self.learner.update(training_sequences(collection.episodes, advantages, supports), update)
         ledger = self.state.ledger
         ledger.add("learner", seconds=time.perf_counter() - started)
         ledger.trained += metrics.trained_tokens

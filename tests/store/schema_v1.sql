@@ -81,7 +81,8 @@ CREATE TABLE turns (
   reward REAL NOT NULL,
   terminal INTEGER NOT NULL,
   action_start INTEGER NOT NULL,
-  state_hash TEXT NOT NULL
+  state_hash TEXT NOT NULL,
+  supports BLOB
 );
 
 CREATE TABLE evaluations (id INTEGER PRIMARY KEY, update_number INTEGER NOT NULL, name TEXT NOT NULL, metrics TEXT NOT NULL, recorded REAL NOT NULL, UNIQUE (update_number, name));

@@ -8,7 +8,6 @@ import pytest
 import forkgym
 from forkgym.credit.estimators import contrast, horvitz_thompson
 from forkgym.store import RunStore
-from forkgym.train.config import ConfigError
 from forkgym.train.progress import Silent
 from forkgym.train.trainer import Trainer, train
 from tests.faults.records import record
@@ -230,11 +229,19 @@ def test_a_split_that_does_not_exist_is_refused_before_anything_is_trained(check
         train(config)
 
 
-def test_a_truncated_policy_is_refused_before_anything_is_written(checkpoint, tmp_path):
-    config = make_config(tmp_path / "runs", checkpoint, "grpo", algorithm={"top_p": 0.9})
-    with pytest.raises(ConfigError, match=r"training needs top_p = 1"):
-        train(config)
-    assert not (tmp_path / "runs").exists()
+def test_a_truncated_policy_is_trained_on_the_distribution_it_was_sampled_from(checkpoint, tmp_path):
+    config = make_config(tmp_path / "runs", checkpoint, "grpo", algorithm={"top_p": 0.9}, budget={"updates": 3})
+    watcher = Watcher()
+    result = train(config, progress=watcher)
+    with RunStore.open(config.run_directory) as store:
+        [turn, *_] = store.episodes(0)[0].turns
+    assert turn.supports is not None
+    assert all(token in support for token, support in zip(turn.tokens, turn.supports, strict=True))
+    # At θ_old the learner's log-probability within the stored support is the engine's, to float32 rounding: without
+    # the supports it would be off by up to −log .9.
+    assert all(row.learner["largest_mismatch"] < 1e-4 for row in watcher.rows)
+    untruncated = train(make_config(tmp_path / "plain", checkpoint, "grpo", budget={"updates": 3}))
+    assert result.weights_digest != untruncated.weights_digest
 
 
 @pytest.mark.slow

@@ -2,13 +2,16 @@
 
     import forkgym
 
-    env = forkgym.make("toy/Coin-v0")
+    env = forkgym.make("toy/Chain-v0")
     observation, info = env.reset(seed=0)
     twin = env.fork()
 
 Everything public is listed in `__all__`. Heavy parts (training, engines) are packages of their own and are not
 imported here.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from forkgym._version import __version__
 from forkgym.core import (
@@ -30,7 +33,9 @@ from forkgym.core import (
     replay,
 )
 from forkgym.core.registry import discover as _discover
-from forkgym.core.wrap import fork, wrap
+
+if TYPE_CHECKING:
+    from forkgym.core.wrap import fork, wrap
 
 __all__ = [
     "SAME",
@@ -53,5 +58,17 @@ __all__ = [
     "replay",
     "wrap",
 ]
+
+# What only some programs use is imported when it is first asked for: this package is imported by every process.
+_LAZY = {"fork": "forkgym.core.wrap", "wrap": "forkgym.core.wrap", "testing": ""}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_LAZY[name]), name) if _LAZY[name] else import_module(f"{__name__}.{name}")
+    globals()[name] = value
+    return value
+
 
 _discover()  # so that gymnasium.make knows the installed environments; reads names, imports nothing

@@ -264,16 +264,7 @@ def replay(
         raise ValueError(f"verify is 'every', 'final' or 'off', not {verify!r}")
     if not isinstance(handle, Handle):
         raise HandleError(f"replay takes a Handle, not a {type(handle).__name__}; read one with Handle.from_json.")
-    kwargs = from_portable(handle.kwargs)
-    if maker is not None:
-        env = maker(**kwargs)
-    elif handle.env not in registration.registry and handle.env.startswith("unregistered/"):
-        raise UnknownEnvironmentError(
-            f"This handle was taken from a {handle.env.removeprefix('unregistered/')} that had no id. Register the "
-            "class with forkgym.register, or pass replay(handle, maker=TheClass)."
-        )
-    else:
-        env = make(handle.env, max_episode_steps=handle.max_episode_steps, **kwargs)
+    env = _made_for(handle, maker)
     try:
         _check_recipe(handle, env)
         journal = Journal(
@@ -287,15 +278,48 @@ def replay(
     except ReplayDivergence as divergence:
         env.close()
         raise _explained(divergence, handle, env) from None
-    except BaseException:
+    except BaseException as error:
+        turns = env.turn
         env.close()
+        if isinstance(error, ForkgymError | ImportError) or not isinstance(error, Exception):
+            raise
+        # What a handle records went through once, so data that makes the environment raise was not recorded here.
+        raise HandleError(
+            f"{handle.env} raised {type(error).__name__} after {turns} turns of this handle: {error}. Its options or "
+            "actions do not fit the environment that is installed here."
+        ) from error
+    return env
+
+
+def _made_for(handle: Handle, maker: Callable[..., Any] | None) -> Any:
+    """The environment that a handle asks for, not yet reset; its arguments are data from anybody."""
+    kwargs, options = from_portable(handle.kwargs), from_portable(handle.options)
+    if not isinstance(kwargs, dict) or not all(type(name) is str for name in kwargs):
+        raise HandleError("the field kwargs of this handle is not a mapping from names to values.")
+    if not isinstance(options, dict):
+        raise HandleError("the field options of this handle is not a mapping.")
+    if maker is None and handle.env not in registration.registry and handle.env.startswith("unregistered/"):
+        raise UnknownEnvironmentError(
+            f"This handle was taken from a {handle.env.removeprefix('unregistered/')} that had no id. Register the "
+            "class with forkgym.register, or pass replay(handle, maker=TheClass)."
+        )
+    reserved = sorted({"id", "max_episode_steps"} & kwargs.keys()) if maker is None else []
+    if reserved:
+        raise HandleError(f"the field kwargs of this handle holds {reserved[0]!r}, which has a field of its own.")
+    try:
+        env = maker(**kwargs) if maker else make(handle.env, max_episode_steps=handle.max_episode_steps, **kwargs)
+    except (ForkgymError, ImportError):
         raise
+    except Exception as error:  # a constructor may raise anything; it is told with its cause
+        raise HandleError(
+            f"{handle.env} cannot be made with this handle's arguments: {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(env, ForkVerbs):
+        raise HandleError(f"the maker returned {env!r}, which has no verbs; return forkgym.wrap(env).")
     return env
 
 
 def _check_recipe(handle: Handle, env: Any) -> None:
-    if not isinstance(env, ForkVerbs):
-        raise HandleError(f"the maker returned {env!r}, which has no verbs; return forkgym.wrap(env).")
     wrappers = env._recipe().get("wrappers", [])
     if handle.wrappers != wrappers:
         raise HandleError(

@@ -224,6 +224,10 @@ def nested(depth: int) -> Any:
         ({"actions": [], "chain": "AAAA"}, "hash chain"),
         ({"luck": [[2, 1], [1, 1]]}, "luck"),
         ({"wrappers": ["TimeLimit"]}, "wrappers"),
+        ({"kwargs": {"$int": "5"}}, "kwargs"),
+        ({"kwargs": {"id": "x"}}, "'id'"),
+        ({"options": {"$int": "5"}}, "options"),
+        ({"env": "retrieval/QA-v0", "kwargs": {"questions": 5}}, "cannot be made with this handle's arguments"),
         ({"max_episode_steps": -7}, "max_episode_steps"),
     ],
 )

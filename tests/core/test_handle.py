@@ -238,6 +238,38 @@ def test_an_encoded_value_that_is_malformed_is_a_data_error():
             forkgym.replay(msgspec.structs.replace(handle, **field))
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"kwargs": {"$int": "5"}}, "kwargs of this handle is not a mapping"),
+        ({"kwargs": {"$dict": [[1, 2]]}}, "kwargs of this handle is not a mapping from names"),
+        ({"kwargs": {"id": "core/Guess-v0"}}, "holds 'id'"),
+        ({"kwargs": {"max_episode_steps": 3}}, "holds 'max_episode_steps'"),
+        ({"kwargs": {"sides": "six"}}, "core/Dice-v0 raised TypeError after 0 turns"),
+        ({"options": {"$tuple": [1]}}, "options of this handle is not a mapping"),
+        ({"env": "FrozenLake-v1", "kwargs": {"map_name": "9x9"}}, "FrozenLake-v1 cannot be made .* KeyError: '9x9'"),
+    ],
+)
+def test_data_that_makes_an_environment_raise_is_a_data_error(change, said):
+    handle = played(turns=1).handle()
+    with pytest.raises(HandleError, match=said):
+        forkgym.replay(msgspec.structs.replace(handle, **change))
+
+
+def test_an_action_that_somebody_elses_environment_cannot_take_is_a_data_error():
+    lake = forkgym.make("FrozenLake-v1")
+    lake.reset(seed=0)
+    lake.step(1)
+    bad = msgspec.structs.replace(lake.handle(), actions=["north"], chain=b"")
+    with pytest.raises(HandleError, match=r"raised .* after 0 turns of this handle"):
+        forkgym.replay(bad)
+
+
+def test_a_maker_must_return_an_environment_with_verbs():
+    with pytest.raises(HandleError, match="the maker returned None"):
+        forkgym.replay(played(turns=1).handle(), maker=lambda **_: None)
+
+
 def test_classes_of_these_tests_are_what_the_ids_name():
     assert type(forkgym.make("core/Dice-v0")).__name__ == Dice.__name__
     assert type(forkgym.make("core/Guess-v0")).__name__ == Guess.__name__

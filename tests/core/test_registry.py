@@ -1,5 +1,6 @@
 """Names to environments: make, register, discovery without imports, Gymnasium's make, and a light import."""
 
+import os
 import subprocess
 import sys
 
@@ -20,8 +21,10 @@ forkgym.register("registry/Wrapped-v0", PLACE, additional_wrappers=[TIME_AWARE],
 forkgym.register("registry/Nowhere-v0", "no_such_module:Env")
 
 
-def in_a_new_process(code):
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+def in_a_new_process(code, env=None):
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120, env=env
+    )
     assert result.returncode == 0, result.stderr
     return result.stdout.strip()
 
@@ -162,13 +165,17 @@ def test_check_env_needs_no_hypothesis():
     assert out == "False"
 
 
-def test_importing_forkgym_takes_at_most_one_and_a_half_times_as_long_as_gymnasium():
-    """The least of five runs, in CPU time, so that a busy machine does not decide; what forkgym adds comes after."""
+def test_importing_forkgym_takes_at_most_one_and_a_half_times_as_long_as_gymnasium(tmp_path):
+    """The least of five runs, in CPU time, so that a busy machine does not decide; what forkgym adds comes after.
+
+    Bytecode is written first, as an installer does: an editable checkout may not have any.
+    """
     code = (
         "import time; start = time.process_time(); import gymnasium; middle = time.process_time(); import forkgym;"
         "print((time.process_time() - start) / (middle - start))"
     )
-    ratios = [float(in_a_new_process(code)) for _ in range(5)]
+    compiled = {**os.environ, "PYTHONPYCACHEPREFIX": str(tmp_path), "PYTHONDONTWRITEBYTECODE": ""}
+    ratios = [float(in_a_new_process(code, env=compiled)) for _ in range(6)][1:]
     assert min(ratios) <= 1.5, ratios
 
 

@@ -34,7 +34,6 @@ def merge_annealed(
         kl_coefficient: Weight of the k3 KL term.
         aggregate: How token losses are aggregated.
     """
-    require(0.0 <= initial_mix <= 1.0, "initial_mix", "in [0, 1]", initial_mix)
     require(group_size >= 2, "group_size", "at least 2 (each episode is compared with the others)", group_size)
     return Algorithm(
         name="merge-annealed",

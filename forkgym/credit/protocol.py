@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from forkgym.rollout.plan import BranchPlan, ClippedSurrogate, RolloutPlan, require
+from forkgym.rollout.plan import BranchPlan, ClippedSurrogate, RolloutPlan, require, require_choices
 from forkgym.rollout.trace import Decision, Episode
 
 __all__ = [
@@ -33,8 +33,8 @@ class CoinSelector(msgspec.Struct, frozen=True, kw_only=True, tag="coin"):
     """Branch every decision by an independent coin (Twice §4.3; ALGORITHMS points 2 and 8).
 
     Attributes:
-        rule: ``sqrt``: q ∝ √(η̂/c); ``sqrt-score``: q ∝ √(η̂·g/c) with g the turn's summed collision
-            probabilities; ``uniform``: one q for all; ``mixed-outcome``: q ∝ 2p̂(1−p̂), cost ignored.
+        rule: ``sqrt``: q ∝ √(η̂/c); ``sqrt-score``: q ∝ √(η̂·g/c) with g = Σ(1 − Σ_v π(v)²) over the
+            turn's tokens; ``uniform``: one q for all; ``mixed-outcome``: q ∝ 2p̂(1−p̂), cost ignored.
         budget_fraction: β: auxiliary tokens per factual token.
         minimum_propensity: q_min, so that no weight exceeds 1/q_min.
         warmup_updates: First updates that use ``warmup_propensity`` everywhere.
@@ -51,6 +51,7 @@ class CoinSelector(msgspec.Struct, frozen=True, kw_only=True, tag="coin"):
     correct_cost: bool = True
 
     def __post_init__(self) -> None:
+        require_choices(self)
         require(self.budget_fraction >= 0.0, "budget_fraction", "at least 0", self.budget_fraction)
         q_min, q_warm = self.minimum_propensity, self.warmup_propensity
         require(0.0 < q_min <= 1.0, "minimum_propensity", "in (0, 1], or credit would be biased", q_min)
@@ -77,6 +78,7 @@ class ScoreSelector(msgspec.Struct, frozen=True, kw_only=True, tag="score"):
     type_scores: dict[str, float] = msgspec.field(default_factory=lambda: dict(_CRR_TYPE_SCORES))
 
     def __post_init__(self) -> None:
+        require_choices(self)
         require(self.k >= 1, "k", "at least 1", self.k)
         require(self.type_weight >= 0.0, "type_weight", "at least 0", self.type_weight)
 
@@ -96,6 +98,9 @@ class Branching(msgspec.Struct, frozen=True, kw_only=True):
     plan: BranchPlan = BranchPlan()
     control_variate: Literal["zero", "sign", "learned"] = "zero"
     adaptive_same_evidence: bool = False
+
+    def __post_init__(self) -> None:
+        require_choices(self)
 
 
 class CreditBatch(msgspec.Struct, kw_only=True):

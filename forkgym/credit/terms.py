@@ -19,6 +19,7 @@ from forkgym.credit.estimators import (
     standardised,
 )
 from forkgym.credit.protocol import Advantages, CreditBatch
+from forkgym.rollout.plan import require, require_choices
 
 __all__ = ["ContrastOrOutcome", "GroupRelative", "MergedEvidence", "TurnCredit"]
 
@@ -33,6 +34,9 @@ class GroupRelative(msgspec.Struct, frozen=True, kw_only=True):
 
     scale: Literal["std", "none", "leave-one-out"] = "std"
     epsilon: float = 1e-6
+
+    def __post_init__(self) -> None:
+        require_choices(self)
 
     def __call__(self, batch: CreditBatch) -> Advantages:
         """Broadcast each episode's group-relative return to its turns."""
@@ -61,6 +65,9 @@ class TurnCredit(msgspec.Struct, frozen=True, kw_only=True):
 
     weight: float = 1.0
     scale: Literal["batch", "running", "none"] = "batch"
+
+    def __post_init__(self) -> None:
+        require_choices(self)
 
     def __call__(self, batch: CreditBatch) -> Advantages:
         """Estimate every decision's credit, store it on the decision, return it scaled."""
@@ -118,9 +125,13 @@ class MergedEvidence(msgspec.Struct, frozen=True, kw_only=True):
     initial_mix: float = 1.0
     anneal_fraction: float = 0.7
 
+    def __post_init__(self) -> None:
+        require(0.0 <= self.initial_mix <= 1.0, "initial_mix", "in [0, 1]", self.initial_mix)
+        require(0.0 <= self.anneal_fraction <= 1.0, "anneal_fraction", "in [0, 1]", self.anneal_fraction)
+
     def mix(self, progress: float) -> float:
         """Mixing weight m after ``progress`` (in [0, 1]) of the token budget."""
-        if self.anneal_fraction <= 0.0:
+        if self.anneal_fraction == 0.0:
             return self.initial_mix
         return self.initial_mix * max(0.0, 1.0 - progress / self.anneal_fraction)
 

@@ -5,13 +5,13 @@ Plain frozen structs without behaviour; ``credit`` composes them, ``rollout`` an
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args, get_origin
 
 import msgspec
 
 from forkgym.noise import Layout
 
-__all__ = ["BranchPlan", "ClippedSurrogate", "Coupling", "Proposal", "RolloutPlan", "require"]
+__all__ = ["BranchPlan", "ClippedSurrogate", "Coupling", "Proposal", "RolloutPlan", "require", "require_choices"]
 
 Coupling = Literal["twin", "independent"]
 
@@ -24,6 +24,18 @@ def require(condition: bool, name: str, what: str, value: object) -> None:
     """
     if not condition:
         raise ValueError(f"{name} must be {what}, got {value!r}")
+
+
+def require_choices(options: msgspec.Struct) -> None:
+    """Refuse a text that is none of those its field lists: a struct does not check this when it is built in Python.
+
+    Raises:
+        ValueError: The message names the field, the choices and the value.
+    """
+    for field in msgspec.structs.fields(options):
+        if get_origin(field.type) is Literal:
+            choices, value = get_args(field.type), getattr(options, field.name)
+            require(value in choices, field.name, f"one of {', '.join(choices)}", value)
 
 
 class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,6 +103,7 @@ class BranchPlan(msgspec.Struct, frozen=True, kw_only=True):
     same_evidence_probability: float = 0.25
 
     def __post_init__(self) -> None:
+        require_choices(self)
         require(self.pairs >= 1, "the number of alternatives (pairs, continuations)", "at least 1", self.pairs)
         q_same = self.same_evidence_probability
         require(0.0 <= q_same <= 1.0, "same_evidence_probability", "in [0, 1]", q_same)
@@ -125,6 +138,7 @@ class ClippedSurrogate(msgspec.Struct, frozen=True, kw_only=True):
     scale: float = 32.0
 
     def __post_init__(self) -> None:
+        require_choices(self)
         require(self.clip > 0.0, "clip", "above 0", self.clip)
         require(self.kl_coefficient >= 0.0, "kl_coefficient", "at least 0", self.kl_coefficient)
         require(self.scale > 0.0, "the loss's scale", "above 0", self.scale)

@@ -209,6 +209,7 @@ def test_these_presets_run_no_branches(name: str) -> None:
         ("rloo", "group_size", 1),
         ("merge-annealed", "group_size", 1),
         ("merge-annealed", "initial_mix", 1.5),
+        ("merge-annealed", "anneal_fraction", -0.1),
         ("grpo", "temperature", 0.0),
         ("grpo", "top_p", 1.1),
         ("grpo", "clip", 0.0),
@@ -222,6 +223,12 @@ def test_these_presets_run_no_branches(name: str) -> None:
         ("crr", "continuations", 0),
         ("crr", "counterfactual_temperature", 0.0),
         ("crr", "max_attempts", 0),
+        ("grpo", "scale", "sdt"),
+        ("grpo", "ratio", "episode"),
+        ("rloo", "aggregate", "mean"),
+        ("twice", "rule", "square-root"),
+        ("twice-dr", "control_variate", "signed"),
+        ("crr", "selector", "entropie"),
     ],
 )
 def test_a_value_that_makes_no_sense_is_refused_before_anything_runs(name: str, option: str, value: object) -> None:

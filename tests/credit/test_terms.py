@@ -7,6 +7,7 @@ import math
 import pytest
 
 from forkgym.credit import ContrastOrOutcome, CreditBatch, GroupRelative, MergedEvidence, TurnCredit
+from forkgym.rollout.plan import BranchPlan
 from tests.credit.traces import branch, decision, episode
 
 
@@ -63,3 +64,10 @@ def test_merging_is_annealed_by_the_share_of_the_budget_used() -> None:
     assert [term.mix(p) for p in (0.0, 0.35, 0.7, 1.0)] == pytest.approx([1.0, 0.5, 0.0, 0.0])
     assert MergedEvidence(initial_mix=0.4, anneal_fraction=0.0).mix(0.9) == 0.4
     assert term(batch(progress=1.0)) == GroupRelative(scale="leave-one-out")(batch())
+
+
+def test_a_scale_that_does_not_exist_is_refused_instead_of_being_another() -> None:
+    with pytest.raises(ValueError, match="scale must be one of batch, running, none, got 'runnning'"):
+        TurnCredit(scale="runnning")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="coupling must be one of twin, independent"):
+        BranchPlan(coupling="twins")  # type: ignore[arg-type]

@@ -137,9 +137,9 @@ class Trainer:
 
     def _update(self) -> None:
         update = self.state.updates
-        before = dict(self.state.ledger.seconds)
+        before, progress = dict(self.state.ledger.seconds), self._progress()
         collection = self.collector.collect(update, update, self._tasks(update), self.state.controller)
-        advantages = self._credit(collection)
+        advantages = self._credit(collection, progress)
         metrics = self._learn(update, collection, advantages)
         self._publish(update + 1)
         self.state.updates = update + 1
@@ -164,12 +164,12 @@ class Trainer:
         )
         return [int(task) for task in drawn]
 
-    def _credit(self, collection: Collection) -> Advantages:
+    def _credit(self, collection: Collection, progress: float) -> Advantages:
         controller = self.state.controller
         batch = CreditBatch(
             groups=collection.groups,
             decisions=collection.decisions_by_episode(),
-            progress=self._progress(),
+            progress=progress,
             running_scale=controller.running_scale,
         )
         advantages = self.algorithm.advantages(batch)

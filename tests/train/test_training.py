@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 import forkgym
+from forkgym.credit import CreditBatch
 from forkgym.credit.estimators import contrast, horvitz_thompson
 from forkgym.store import RunStore
 from forkgym.train.progress import Silent
@@ -213,6 +214,31 @@ def test_a_token_budget_ends_the_run_at_the_update_that_reaches_it(checkpoint, t
     assert watcher.rows[-2].training_tokens < 300
     assert watcher.rows[-1].progress == 1.0
     assert watcher.rows[0].progress == pytest.approx(watcher.rows[0].training_tokens / 300)
+
+
+@pytest.mark.parametrize("tokens", [330, 390])
+def test_a_token_budget_is_met_within_half_an_update(tokens, checkpoint, tmp_path):
+    watcher = Watcher()
+    train(make_config(tmp_path, checkpoint, "grpo", budget={"tokens": tokens}), progress=watcher)
+    left = [tokens - row.training_tokens for row in watcher.rows]
+    half_an_update = [0.5 * row.training_tokens / (row.update + 1) for row in watcher.rows]
+    assert [gap < half for gap, half in zip(left, half_an_update, strict=True)] == [False] * (len(left) - 1) + [True]
+    assert len(left) > 2
+
+
+@pytest.mark.parametrize("budget", [{"updates": 3}, {"updates": 50, "tokens": 300}])
+def test_credit_is_told_what_was_used_of_the_budget_before_its_update(budget, checkpoint, tmp_path, monkeypatch):
+    told = []
+
+    def spy(**fields):
+        told.append(fields["progress"])
+        return CreditBatch(**fields)
+
+    monkeypatch.setattr("forkgym.train.trainer.CreditBatch", spy)
+    watcher = Watcher()
+    train(make_config(tmp_path, checkpoint, "merge-annealed", budget=budget), progress=watcher)
+    assert told == [0.0, *(row.progress for row in watcher.rows[:-1])]
+    assert len(told) > 2
 
 
 def test_one_evaluation_task_has_no_standard_error_and_the_run_still_resumes(checkpoint, tmp_path):

@@ -3,6 +3,6 @@
 What is trained on what is said in ``demo.toml`` beside this file; nothing here knows an environment or a method.
 """
 
-from forkgym.demo.compare import DemoPlan, MethodResult, load_plan, run_demo
+from forkgym.demo.compare import DemoError, DemoPlan, MethodResult, load_plan, run_demo
 
-__all__ = ["DemoPlan", "MethodResult", "load_plan", "run_demo"]
+__all__ = ["DemoError", "DemoPlan", "MethodResult", "load_plan", "run_demo"]

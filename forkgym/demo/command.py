@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from forkgym.cli.command import OK, Command
+from forkgym.cli.training import positive
 from forkgym.console import Console
 from forkgym.demo.compare import MethodResult, load_plan, run_demo
 
@@ -16,8 +17,15 @@ __all__ = ["DEMO", "table_rows"]
 
 def _configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", nargs="?", type=Path, help="TOML file with [methods.NAME] tables (default: built in)")
-    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--workers", type=int, default=None, help="processes at a time (default: one a core)")
+    parser.add_argument(
+        "--set",
+        dest="overrides",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="override a key everywhere",
+    )
+    parser.add_argument("--workers", type=positive, help="processes at a time (default: one a core)")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
 
 

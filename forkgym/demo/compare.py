@@ -9,10 +9,9 @@ import os
 import subprocess
 import sys
 import time
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from importlib.resources import files
+from importlib.resources import as_file, files
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -23,7 +22,9 @@ from forkgym.core.errors import ForkgymError
 from forkgym.store import RunStore, StoreError
 from forkgym.train.config import TrainConfig, parse_config
 from forkgym.train.evaluate import CouplingResult
+from forkgym.train.preflight import preflight
 from forkgym.train.progress import TrainResult
+from forkgym.train.tables import read_table
 
 __all__ = ["DemoError", "DemoPlan", "MethodResult", "load_plan", "run_demo"]
 
@@ -73,11 +74,18 @@ def load_plan(path: Path | None = None) -> DemoPlan:
 
     Args:
         path: TOML file; the package's own demonstration by default.
+
+    Raises:
+        ConfigError: The file cannot be read or is not TOML.
+        DemoError: It names no method.
     """
-    text = (files("forkgym.demo") / "demo.toml").read_text("utf-8") if path is None else path.read_text("utf-8")
-    table = tomllib.loads(text)
+    if path is None:
+        with as_file(files("forkgym.demo") / "demo.toml") as own:
+            table = read_table(own)
+    else:
+        table = read_table(path)
     methods = table.pop("methods", {})
-    if not methods:
+    if not isinstance(methods, dict) or not methods or not all(isinstance(one, dict) for one in methods.values()):
         raise DemoError("the demonstration names no method; add tables such as [methods.grpo]")
     return DemoPlan(base=table, methods=methods)
 
@@ -105,6 +113,8 @@ def run_demo(
         DemoError: A method failed; the others were stopped.
     """
     configs = {method: plan.config(method, overrides) for method in plan.methods}
+    for method, config in configs.items():
+        preflight(config, source=f"demo, method {method}")
     lock = Lock()
 
     def say_alone(line: str) -> None:

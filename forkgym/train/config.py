@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import tomllib
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -17,7 +16,6 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from forkgym.core.errors import nearest
 from forkgym.learn.config import LearnerConfig
 from forkgym.learn.config import LoraConfig as LearnerLoraConfig
 from forkgym.train.tables import (
@@ -26,6 +24,7 @@ from forkgym.train.tables import (
     apply_override,
     copy_tables,
     nested_struct,
+    read_table,
     show_value,
 )
 
@@ -190,7 +189,7 @@ class BudgetConfig(msgspec.Struct, frozen=True, kw_only=True):
     """When the run ends: at whichever limit comes first; at least one is needed.
 
     Attributes:
-        tokens: Training tokens (generated on policy and for counterfactuals).
+        tokens: Training tokens (generated on policy and for counterfactuals), met within half an update.
         updates: Updates.
     """
 
@@ -206,7 +205,8 @@ class EvaluationConfig(msgspec.Struct, frozen=True, kw_only=True):
         tasks: Number of tasks, from task 0 on; at most those of the split.
         every: Updates between sampled evaluations; 0 evaluates before the first and after the last update only
             (greedy episodes are judged there alone).
-        samples: Sampled episodes a task, beside the greedy one.
+        samples: Sampled episodes a task, beside the greedy one; at temperature 1 whatever the algorithm trains at,
+            so that methods are judged alike.
         seed: Seed of the evaluation's noise, the same at every evaluation.
     """
 
@@ -280,29 +280,7 @@ def load_config(path: str | PathLike[str], overrides: Sequence[str] = ()) -> Tra
         ConfigError: The file cannot be read or is not TOML, or keys are unknown, missing, of the wrong type
             or out of range; all such keys are named at once.
     """
-    file = Path(path).expanduser()
-    try:
-        text = file.read_bytes().decode("utf-8")
-    except FileNotFoundError:
-        siblings = [str(other) for other in file.parent.glob("*.toml")] if file.parent.is_dir() else []
-        hint = nearest(str(file), siblings) or " Check the path."
-        raise ConfigError(str(file), [f"there is no such file.{hint}"]) from None
-    except IsADirectoryError:
-        raise ConfigError(str(file), ["this is a directory; name the TOML file inside it."]) from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(
-            str(file), [f"byte {error.start + 1} is not UTF-8; a configuration is a UTF-8 text file in TOML."]
-        ) from error
-    except OSError as error:
-        raise ConfigError(str(file), [f"the file cannot be read ({error.strerror}); check its permissions."]) from error
-    try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(
-            str(file),
-            [f"this is not valid TOML: {error}. Text needs quotation marks, sections look like [run]."],
-        ) from error
-    return parse_config(table, source=str(file), overrides=overrides)
+    return parse_config(read_table(path), source=str(Path(path).expanduser()), overrides=overrides)
 
 
 def parse_config(

@@ -9,6 +9,8 @@ import math
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
+from os import PathLike
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -22,6 +24,7 @@ __all__ = [
     "copy_tables",
     "describe_type",
     "nested_struct",
+    "read_table",
     "show_value",
 ]
 
@@ -44,6 +47,36 @@ class ConfigError(ForkgymError, ValueError):
         else:
             listed = "".join(f"\n  - {problem}" for problem in self.problems)
             super().__init__(f"{source}: {len(self.problems)} problems:{listed}")
+
+
+def read_table(path: str | PathLike[str]) -> dict[str, Any]:
+    """The tables of a TOML file.
+
+    Raises:
+        ConfigError: The file cannot be read or is not TOML.
+    """
+    file = Path(path).expanduser()
+    try:
+        text = file.read_bytes().decode("utf-8")
+    except FileNotFoundError:
+        siblings = [str(other) for other in file.parent.glob("*.toml")] if file.parent.is_dir() else []
+        hint = nearest(str(file), siblings) or " Check the path."
+        raise ConfigError(str(file), [f"there is no such file.{hint}"]) from None
+    except IsADirectoryError:
+        raise ConfigError(str(file), ["this is a directory; name the TOML file inside it."]) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            str(file), [f"byte {error.start + 1} is not UTF-8; a configuration is a UTF-8 text file in TOML."]
+        ) from error
+    except OSError as error:
+        raise ConfigError(str(file), [f"the file cannot be read ({error.strerror}); check its permissions."]) from error
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(
+            str(file),
+            [f"this is not valid TOML: {error}. Text needs quotation marks, sections look like [run]."],
+        ) from error
 
 
 class TableReader:

@@ -46,7 +46,7 @@ def load_policy(config: PolicyConfig, make_env: Callable[[], TextEnv]) -> tuple[
     """Load the model, its tokenizer and the renderer that suits both.
 
     ``renderer = "auto"`` takes the tiny renderer for a tiny-policy checkpoint (its vocabulary is checked against the
-    environment's) and the tokenizer's chat template otherwise.
+    environment's), else what suits the tokenizer: its chat template where it has one, plain text where not.
 
     Returns:
         Model, tokenizer, renderer.
@@ -57,7 +57,7 @@ def load_policy(config: PolicyConfig, make_env: Callable[[], TextEnv]) -> tuple[
     """
     from transformers.utils import logging
 
-    from forkgym.policy.chat import PlainRenderer, TemplateRenderer, TinyRenderer
+    from forkgym.policy.chat import PlainRenderer, TemplateRenderer, TinyRenderer, choose_renderer
     from forkgym.policy.tiny import load_checkpoint
 
     # A log file full of progress bars helps nobody; weights of this size load in no time.
@@ -77,9 +77,12 @@ def load_policy(config: PolicyConfig, make_env: Callable[[], TextEnv]) -> tuple[
 
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, local_files_only=True).eval()
     tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-    if kind == "template" or (kind == "auto" and tokenizer.chat_template):
-        return model, tokenizer, TemplateRenderer(tokenizer, vocabulary_size=model.config.vocab_size)
-    return model, tokenizer, PlainRenderer(tokenizer, vocabulary_size=model.config.vocab_size)
+    choices: dict[str, Callable[..., Renderer]] = {
+        "auto": choose_renderer,
+        "template": TemplateRenderer,
+        "plain": PlainRenderer,
+    }
+    return model, tokenizer, choices[kind](tokenizer, vocabulary_size=model.config.vocab_size)
 
 
 def save_policy(path: Path, model: Any, tokenizer: Any, make_env: Callable[[], TextEnv]) -> None:

@@ -66,7 +66,7 @@ def judge(
         temperature=temperature,
         top_p=top_p,
         max_turn_tokens=policy.max_turn_tokens,
-        max_context=engine.max_context or 1024,
+        max_context=engine.context_limit,
         max_running=policy.max_running,
     )
     numbers = range(min(tasks, splits[split]))

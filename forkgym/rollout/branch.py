@@ -205,6 +205,7 @@ class _Arm:
             entropies=list(written.entropies),
             collisions=list(written.collisions),
             finish_reason="stop" if written.finish_reason == "stop" else "length",
+            supports=written.supports,
         )
         return self.player.act(self.turn, completion, written.action)
 

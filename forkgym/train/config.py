@@ -205,8 +205,8 @@ class EvaluationConfig(msgspec.Struct, frozen=True, kw_only=True):
         tasks: Number of tasks, from task 0 on; at most those of the split.
         every: Updates between sampled evaluations; 0 evaluates before the first and after the last update only
             (greedy episodes are judged there alone).
-        samples: Sampled episodes a task, beside the greedy one; at temperature 1 whatever the algorithm trains at,
-            so that methods are judged alike.
+        samples: Sampled episodes a task, beside the greedy one; at temperature 1 whatever temperature the
+            algorithm trains at, so that methods are judged alike.
         seed: Seed of the evaluation's noise, the same at every evaluation.
     """
 

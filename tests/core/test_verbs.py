@@ -135,14 +135,15 @@ def test_a_snapshot_can_be_restored_into_another_environment_of_the_same_argumen
 
 
 @every_kind
-def test_restore_brings_an_ended_episode_back_to_life(make):
+def test_restore_brings_an_ended_episode_back_to_life(make, monkeypatch):
+    monkeypatch.setattr(type(make()), "time_limit", 8)
     env = started(make)
-    snapshot = env.snapshot()
-    for _ in range(20):
-        if env.step(0)[2]:
-            break
+    snapshot, expected = env.snapshot(), story(env.fork())
+    assert [env.step(0)[3] for _ in range(5)] == [False] * 4 + [True]
+    with pytest.raises(EpisodeEndedError):
+        env.step(0)
     env.restore(snapshot)
-    env.step(0)
+    assert story(env) == expected
 
 
 @every_kind

@@ -64,17 +64,18 @@ def test_a_separable_rule_is_learnt():
 
 def test_rare_twins_count_for_those_that_were_not_run():
     # Half of the population has D ≠ 0; those are observed with q = 0.1, the others with q = 0.5. Unweighted, the share
-    # would be learnt as 1/6; weighted by 1/q it is learnt as 1/2 (20,000 twins, tolerance 0.05).
+    # would be learnt as 1/6; weighted by 1/q it is learnt as 1/2. SGD moves around its aim, so its predictions of 180
+    # folds of 100 twins are averaged: over seeds that mean has a standard deviation of .006 (weighted) and .003.
     rng = np.random.default_rng(2)
     different = rng.random(20_000) < 1 / 6
-    weights = np.where(different, 10.0, 2.0)
     weighted, plain = Discordance(), Discordance()
-    rows = [[0.0] * N] * len(different)
-    weighted.fold(rows, different.astype(float).tolist(), weights.tolist())
-    plain.fold(rows, different.astype(float).tolist(), [1.0] * len(different))
-    tail = [weighted.predict(rows[0]), plain.predict(rows[0])]
-    assert tail[0] == pytest.approx(0.5, abs=0.2)
-    assert tail[1] == pytest.approx(1 / 6, abs=0.1)
+    rows, learnt = [[0.0] * N] * 100, []
+    for fold in np.split(different, 200):
+        targets = fold.astype(float).tolist()
+        weighted.fold(rows, targets, np.where(fold, 10.0, 2.0).tolist())
+        plain.fold(rows, targets, [1.0] * 100)
+        learnt.append([weighted.predict(rows[0]), plain.predict(rows[0])])
+    assert np.mean(learnt[20:], axis=0) == pytest.approx([0.5, 1 / 6], abs=0.03)
 
 
 def test_extreme_scores_do_not_overflow():

@@ -130,6 +130,7 @@ def test_credit_from_keyed_coins_averages_to_the_advantage(b, pairs):
 @pytest.mark.parametrize("world", ["toy/Chain-v0", "toy/SlipperyChain-v0"])
 @pytest.mark.parametrize(("b", "pairs"), [("zero", 1), ("arbitrary", 2)])
 def test_credit_from_keyed_coins_averages_to_the_advantage_in_the_chains(world, b, pairs):
+    """As above, at each of six turns: error rate 0.27 % for each turn's mean and for each turn's decisions."""
     solver = Solver(WORLDS[world]())
     simulator = Simulator(solver)
     episodes = simulator.play(keys(20_000, seed=41, task=3), 3)

@@ -323,12 +323,13 @@ class Trainer:
     # Set-up
 
     def _open_store(self) -> RunStore:
+        versions = {name: package_version(name) for name in VERSIONED_PACKAGES}
         if not RunStore.exists(self.directory):
             return RunStore.create(
                 self.directory,
                 config=config_to_json(self.config),
                 digest=config_digest(self.config),
-                versions={name: package_version(name) for name in VERSIONED_PACKAGES},
+                versions=versions,
             )
         store = RunStore.open(self.directory, write=True)
         try:
@@ -336,6 +337,9 @@ class Trainer:
         except BaseException:
             store.close()
             raise
+        if store.versions != versions:
+            # A bug fix in a library is a reason to go on; whoever counts on equal bits must know.
+            self.log.warning("resumed with other software", started_with=store.versions, now=versions)
         return store
 
     def _resume(self) -> None:

@@ -241,6 +241,17 @@ def test_credit_is_told_what_was_used_of_the_budget_before_its_update(budget, ch
     assert len(told) > 2
 
 
+def test_a_run_that_is_resumed_with_other_software_says_so(checkpoint, tmp_path, monkeypatch, caplog):
+    config = make_config(tmp_path, checkpoint, "grpo", budget={"updates": 1})
+    train(config)
+    train(config)
+    assert "other software" not in caplog.text
+    monkeypatch.setattr("forkgym.train.trainer.package_version", lambda name: f"another {name}")
+    train(config)
+    assert "resumed with other software" in caplog.text
+    assert "another torch" in caplog.text
+
+
 def test_one_evaluation_task_has_no_standard_error_and_the_run_still_resumes(checkpoint, tmp_path):
     config = make_config(tmp_path, checkpoint, "grpo", evaluation={"tasks": 1}, budget={"updates": 2})
     first = train(config)

@@ -165,6 +165,9 @@ def _remedy(module: str) -> str:
 
 
 def configure_logging(verbosity: int) -> None:
-    """Quiet by default: warnings only; 1 adds information, 2 everything. Lines go to standard error."""
-    logging.basicConfig(stream=sys.stderr, format="%(message)s", force=True)
+    """Quiet by default: warnings only; 1 adds forkgym's information, 2 all it logs. Lines go to standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    # Some libraries (bm25s) set their own loggers to DEBUG; what they do in between is nobody's concern here.
+    handler.addFilter(lambda record: record.levelno >= logging.WARNING or record.name.split(".")[0] == "forkgym")
+    logging.basicConfig(handlers=[handler], format="%(message)s", force=True)
     logging.getLogger("forkgym").setLevel({0: logging.WARNING, 1: logging.INFO}.get(verbosity, logging.DEBUG))

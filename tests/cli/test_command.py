@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import subprocess
 import sys
 from collections.abc import Callable
@@ -351,3 +352,17 @@ def test_bench_lists_and_dispatches(forkgym_command: Caller, capsys: pytest.Capt
     assert forkgym_command("bench", "fork_latencyy").code == 2
     assert "Did you mean 'fork_latency'" in capsys.readouterr().err
     assert forkgym_command("bench", "fork_latency", "--repeats", "0").code == 2
+
+
+@pytest.mark.parametrize(("verbosity", "shown"), [(0, ["told"]), (1, ["step", "told"])])
+def test_logs_are_forkgyms_own_and_everybodys_warnings(
+    verbosity: int, shown: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(logging.root, "handlers", [])
+    cli.configure_logging(verbosity)
+    talkative = logging.getLogger("talkative.library")
+    talkative.setLevel(logging.DEBUG)
+    talkative.debug("building an index")
+    logging.getLogger("forkgym").info("step")
+    talkative.warning("told")
+    assert capsys.readouterr().err.split() == shown

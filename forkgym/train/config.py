@@ -57,7 +57,7 @@ CountOrZero = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 NonNegative = Annotated[float, Meta(ge=0)]
 Positive = Annotated[float, Meta(gt=0)]
 Fraction = Annotated[float, Meta(ge=0, lt=1)]
-Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\Z")]
 Text = Annotated[str, Meta(min_length=1)]
 
 MAY_CHANGE = frozenset({"run.name", "run.directory", "checkpoint.every", "checkpoint.keep", "evaluation.every"})
@@ -259,8 +259,8 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Name of the run: the given one, else made of algorithm, environment and seed."""
         if self.run.name is not None:
             return self.run.name
-        environment = "".join(c if c.isalnum() or c in "._-" else "-" for c in self.env.id)
-        return f"{self.algorithm.name}-{environment}-seed{self.run.seed}"
+        made = f"{self.algorithm.name}-{self.env.id}-seed{self.run.seed}"
+        return "".join(c if c.isalnum() or c in "._-" else "-" for c in made).lstrip(".")
 
     @property
     def run_directory(self) -> Path:

@@ -48,7 +48,9 @@ turns = st.builds(
     evidence=json_values,
     reward=real,
     terminal=st.booleans(),
+    action_start=st.integers(0, 50),
     state_hash=st.text("0123456789abcdef", max_size=8),
+    supports=st.none() | st.lists(token_lists, max_size=3),
 )
 branches = st.builds(
     Branch,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import string
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,19 @@ def test_a_minimal_file_gets_defaults_for_the_rest(file: Path) -> None:
     assert config.optimiser.betas == (0.9, 0.999)
     assert config.optimiser.lora is None
     assert config.run_directory == Path("runs/twice-retrieval-Atlas-v0-seed0")
+
+
+@pytest.mark.parametrize("name", ["../../elsewhere", "lab/mine", "..", "a\nb"])
+def test_a_method_with_an_odd_name_still_gets_one_directory_below_the_runs(name: str, file: Path) -> None:
+    directory = load_config(file, [f"algorithm.name={name!r}"]).run_directory
+    assert directory.parent == Path("runs")
+    assert set(directory.name) <= {*string.ascii_letters, *string.digits, *"._-"}
+    assert not directory.name.startswith(".")
+
+
+def test_a_name_does_not_end_with_a_line_end(file: Path) -> None:
+    with pytest.raises(ConfigError, match="expected a name"):
+        load_config(file, ['run.name="mine\\n"'])
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,7 @@ def table_rows(results: dict[str, MethodResult]) -> list[dict[str, Any]]:
         row["tokens"] = training.training_tokens
         row["auxiliary"] = training.counterfactual_tokens
         row["twins"] = training.branches
-        row["tie"] = None if training.branches == 0 else round(training.ties, 3)
+        row["tie"] = None if math.isnan(training.ties) else round(training.ties, 3)
         row["ρ"] = (
             None
             if result.coupling is None

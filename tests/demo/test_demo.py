@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from forkgym.credit import list_algorithms
@@ -125,6 +127,10 @@ def test_the_table_says_before_after_tokens_ties_and_coupling() -> None:
     assert (row["sampled before"], row["greedy after"]) == ("0.250 (0.050)", "0.500 (0.050)")
     assert (row["tokens"], row["auxiliary"], row["twins"], row["tie"]) == (1000, 400, 50, 0.765)
     assert row["ρ"] == "0.70 (0.04)"
+    # Branches, but none that was followed to its end: there is no share, and JSON has no NaN.
+    none = MethodResult(training=msgspec.structs.replace(training, ties=math.nan))
+    [row] = table_rows({"twice": none})
+    assert row["tie"] is row["ρ"] is None
 
 
 @pytest.mark.slow

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import msgspec
 import pytest
 
@@ -12,7 +17,7 @@ from forkgym.store import RunStore
 from forkgym.train.progress import Silent
 from forkgym.train.trainer import Trainer, train
 from tests.faults.records import record
-from tests.faults.runs import OPTIONS, make_config
+from tests.faults.runs import OPTIONS, make_config, write_config
 
 torch = pytest.importorskip("torch")
 
@@ -196,6 +201,23 @@ def test_how_many_run_at_once_changes_no_number(finished, tmp_path):
     assert mine["episodes"] == other["episodes"]
     assert mine["decisions"] == other["decisions"]
     assert mine["ledger"] == other["ledger"]
+
+
+@pytest.mark.slow
+def test_another_process_with_another_hash_seed_and_thread_count_gives_the_same_bits(finished, tmp_path):
+    config, result, _ = finished
+    again = make_config(tmp_path, config.policy.checkpoint, config.algorithm.name)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.faults.runs", str(write_config(again, tmp_path / "config.json"))],
+        cwd=Path(__file__).resolve().parents[2],
+        env={**os.environ, "PYTHONHASHSEED": "4242", "OMP_NUM_THREADS": "2"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[-1] == result.weights_digest
+    assert record(again.run_directory) == record(config.run_directory)
 
 
 @pytest.mark.slow

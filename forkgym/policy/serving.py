@@ -17,7 +17,7 @@ import numpy.typing as npt
 from forkgym.noise import behaviour_logprobs, sample_batch, token_statistics
 from forkgym.policy.engine import Completion, EngineStatistics, FinishReason, GenerationRequest, Sampling
 
-__all__ = ["ActiveTurn", "MismatchReport", "ServingEngine", "generate", "measure_mismatch"]
+__all__ = ["ActiveTurn", "MismatchReport", "ServingEngine", "generate", "measure_mismatch", "nucleus_supports"]
 
 # A stop string is looked for in the text of this many last tokens plus one for each of its characters.
 _STOP_WINDOW = 8
@@ -315,7 +315,7 @@ class ServingEngine(ABC):
                 turn.collisions.append(collision)
                 turn.request.keys.advance(token)
             if top_p < 1.0 and not greedy:
-                for row, support in zip(rows, _supports(part, temperature, top_p), strict=True):
+                for row, support in zip(rows, nucleus_supports(part, tokens, temperature, top_p), strict=True):
                     turns[row].supports.append(support)
         self._generated += len(turns)
 
@@ -361,9 +361,22 @@ class ServingEngine(ABC):
         )
 
 
-def _supports(logits: npt.NDArray[np.float32], temperature: float, top_p: float) -> list[list[int]]:
-    """The nucleus of each row, as the sampler restricts its argmax."""
+def nucleus_supports(
+    logits: npt.NDArray[np.float32], tokens: npt.NDArray[np.int64], temperature: float, top_p: float
+) -> list[list[int]]:
+    """The nucleus of each row, ascending, as the sampler restricts its argmax.
+
+    A sampled token always belongs to it: where the last bit of a probability decides about the nucleus's edge, the
+    compiled sampler and this may differ, and a run that learns from such a token must not stop there for ever.
+
+    Args:
+        logits: ``float32[B, V]``.
+        tokens: ``int64[B]``: what was sampled.
+        temperature: τ.
+        top_p: Nucleus mass.
+    """
     possible = np.isfinite(behaviour_logprobs(logits, temperature, top_p))
+    possible[np.arange(len(tokens)), tokens] = True
     return [np.flatnonzero(row).tolist() for row in possible]
 
 

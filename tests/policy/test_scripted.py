@@ -13,7 +13,7 @@ from scipy.stats import chisquare
 from forkgym.noise import behaviour_logprobs
 from forkgym.policy.engine import Engine, Sampling
 from forkgym.policy.scripted import RandomEngine, ScriptedEngine, TableEngine
-from forkgym.policy.serving import generate, measure_mismatch
+from forkgym.policy.serving import generate, measure_mismatch, nucleus_supports
 from tests.policy.models import make_request
 
 LOGITS = np.array([0.5, -1.0, 2.0, 0.0, 1.0, -np.inf], dtype=np.float32)
@@ -64,6 +64,25 @@ def test_a_completion_tells_the_behaviour_distributions_statistics():
         assert entropy == pytest.approx(-(probabilities[support] * row[support]).sum(), abs=1e-12)
         assert collision == pytest.approx(1 - (probabilities**2).sum(), abs=1e-12)
         context.append(token)
+
+
+def test_a_completion_keeps_the_nucleus_that_each_token_was_drawn_from():
+    sampling = Sampling(max_tokens=3, temperature=0.7, top_p=0.95)
+    completion = generate(table(), [request(sampling=sampling)])[0]
+    expected = []
+    for length in range(2, 2 + len(completion.tokens)):
+        row = behaviour_logprobs(np.roll(LOGITS, length % 2)[None], 0.7, 0.95)[0]
+        expected.append(np.flatnonzero(np.isfinite(row)).tolist())
+    assert completion.supports == expected
+    assert any(len(support) < 5 for support in expected)
+    for whole in (Sampling(max_tokens=3), Sampling(max_tokens=3, greedy=True, top_p=0.5)):
+        assert generate(table(), [request(sampling=whole)])[0].supports is None
+
+
+def test_a_sampled_token_is_in_its_support_even_where_rounding_decides_about_the_edge():
+    logits = np.log(np.array([[0.5, 0.3, 0.2]], dtype=np.float32))
+    assert nucleus_supports(logits, np.array([0]), 1.0, 0.6) == [[0, 1]]
+    assert nucleus_supports(logits, np.array([2]), 1.0, 0.6) == [[0, 1, 2]]
 
 
 def test_greedy_takes_the_lowest_id_among_equals():

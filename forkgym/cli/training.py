@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import errno
+import os
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +17,7 @@ from forkgym.cli.command import INTERRUPTED, OK, Command, UsageError, bad_input
 from forkgym.console import Console, make_progress
 
 if TYPE_CHECKING:
-    from forkgym.train.config import EnvironmentConfig, PolicyConfig
+    from forkgym.train.config import EnvironmentConfig, EvaluationConfig, PolicyConfig, TrainConfig
     from forkgym.train.progress import TrainResult
 
 __all__ = ["EVAL", "TRAIN"]
@@ -47,7 +51,8 @@ def _train(arguments: argparse.Namespace, console: Console) -> int:
             with bad_input(ValueError, TypeError, OSError, CheckpointError):
                 trainer = Trainer(config, progress=progress)
             try:
-                result = trainer.run()
+                with _what_no_program_can_help(config):
+                    result = trainer.run()
             finally:
                 trainer.close()
     except KeyboardInterrupt:
@@ -63,6 +68,32 @@ def _train(arguments: argparse.Namespace, console: Console) -> int:
         document = msgspec.to_builtins(result) | {"plot": str(plot) if plot else None}
         console.json(without_nan(document))
     return OK
+
+
+@contextmanager
+def _what_no_program_can_help(config: TrainConfig) -> Iterator[None]:
+    """Tell of a full disk and of a policy that diverged in words; every other error while training is a defect."""
+    from safetensors import SafetensorError
+
+    from forkgym.learn import NonFiniteError
+    from forkgym.noise.distribution import BrokenLogitsError
+
+    try:
+        yield
+    except (NonFiniteError, BrokenLogitsError) as error:
+        raise UsageError(
+            f"{config.run_directory}: training diverged: {error}. Start anew under another name with a lower learning "
+            f"rate, e.g. --set run.name=NAME --set optimiser.learning_rate={config.optimiser.learning_rate / 3:.1g}, "
+            "or with more optimiser.warmup_updates."
+        ) from error
+    except (OSError, SafetensorError) as error:
+        # safetensors writes files itself and tells of a full disk in words only.
+        if os.strerror(errno.ENOSPC) not in str(error) and os.strerror(errno.EDQUOT) not in str(error):
+            raise
+        raise UsageError(
+            f"{config.run_directory}: the disk is full. What was written up to the last checkpoint is whole; free some "
+            "space and call the same command again to resume there."
+        ) from error
 
 
 def summary_rows(result: TrainResult) -> list[dict[str, Any]]:
@@ -107,11 +138,13 @@ def _plot(directory: Path, console: Console) -> Path | None:
 def _configure_eval(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("policy", metavar="RUN|CHECKPOINT", help="directory of a run or of a Hugging Face checkpoint")
     parser.add_argument("--env", metavar="ID", help="environment (needed for a checkpoint; by default the run's)")
-    parser.add_argument("--env-arg", action="append", default=[], metavar="NAME=VALUE", help="constructor argument")
+    parser.add_argument(
+        "--env-arg", action="append", default=[], metavar="NAME=VALUE", help="constructor argument (added to the run's)"
+    )
     parser.add_argument("--split", help="split of the tasks (by default the run's, else test)")
     parser.add_argument("--tasks", type=positive, help="number of tasks (by default the run's, else 200)")
     parser.add_argument("--samples", type=positive, default=1, help="sampled episodes a task")
-    parser.add_argument("--seed", type=int, help="seed of the noise (by default the run's, else 0)")
+    parser.add_argument("--seed", type=seed_value, help="seed of the noise (by default the run's, else 0)")
     parser.add_argument("--temperature", type=float, default=1.0, help="of sampled episodes")
     parser.add_argument("--top-p", type=float, default=1.0, help="nucleus mass of sampled episodes")
     parser.add_argument("--max-turn-tokens", type=positive, help="most tokens a turn (by default the run's, else 32)")
@@ -129,6 +162,7 @@ def _eval(arguments: argparse.Namespace, console: Console) -> int:
     settings = EvaluationConfig()
     if RunStore.exists(directory):
         environment, policy, settings = _of_run(directory)
+        environment, settings = _elsewhere(arguments, environment, settings)
     else:
         environment, policy = _of_checkpoint(arguments)
     changes = {"max_turn_tokens": arguments.max_turn_tokens, "device": arguments.device}
@@ -152,12 +186,25 @@ def _eval(arguments: argparse.Namespace, console: Console) -> int:
     return OK
 
 
-def _of_run(directory: Path) -> tuple[EnvironmentConfig, PolicyConfig, Any]:
+def _of_run(directory: Path) -> tuple[EnvironmentConfig, PolicyConfig, EvaluationConfig]:
     from forkgym.train.judge import run_config, run_policy
 
     config = run_config(directory)
     policy = msgspec.structs.replace(config.policy, checkpoint=str(run_policy(directory)))
     return config.env, policy, config.evaluation
+
+
+def _elsewhere(
+    arguments: argparse.Namespace, environment: EnvironmentConfig, settings: EvaluationConfig
+) -> tuple[EnvironmentConfig, EvaluationConfig]:
+    """A run's environment and settings, or those that the options ask for: another environment starts from defaults."""
+    kwargs = parse_arguments(arguments.env_arg)
+    if arguments.env is None or arguments.env == environment.id:
+        return msgspec.structs.replace(environment, kwargs={**environment.kwargs, **kwargs}), settings
+    from forkgym.train.config import EvaluationConfig
+
+    changed = msgspec.structs.replace(environment, id=arguments.env, kwargs=kwargs)
+    return changed, msgspec.structs.replace(settings, split=EvaluationConfig().split)
 
 
 def _of_checkpoint(arguments: argparse.Namespace) -> tuple[EnvironmentConfig, PolicyConfig]:
@@ -182,7 +229,7 @@ def parse_arguments(pairs: list[str]) -> dict[str, Any]:
     for pair in pairs:
         name, equals, text = pair.partition("=")
         if not equals or not name.isidentifier():
-            raise UsageError(f"{pair!r} is not of the form NAME=VALUE, e.g. --env-arg hops=2.")
+            raise UsageError(f"{pair!r} is not of the form NAME=VALUE, e.g. --env-arg 'hops=[2]'.")
         try:
             parsed = tomllib.loads(f"value = {text}")
         except tomllib.TOMLDecodeError:
@@ -203,6 +250,21 @@ def positive(text: str) -> int:
         value = 0
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least 1")
+    return value
+
+
+def seed_value(text: str) -> int:
+    """A seed, for argparse.
+
+    Raises:
+        argparse.ArgumentTypeError: It is none.
+    """
+    try:
+        value = int(text)
+    except ValueError:
+        value = -1
+    if not 0 <= value < 2**64:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer from 0 to 2**64 - 1")
     return value
 
 

@@ -51,6 +51,9 @@ def _warmstart(arguments: argparse.Namespace, console: Console) -> int:
     # Beside its place and renamed at the end: a crash leaves no half checkpoint under the name.
     partial = output.with_name(f".{output.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
+    with bad_input(OSError):
+        # Before the minutes of training, not after them.
+        partial.mkdir(parents=True)
     try:
         given = {name: value for name, value in options.items() if value is not None}
         report = warm_start(arguments.env, kwargs, partial, progress=console.message, **given)

@@ -21,7 +21,7 @@ from forkgym.core.errors import (
     MisuseError,
     ReplayDivergence,
     ResetNeededError,
-    StateError,
+    SnapshotError,
 )
 from forkgym.core.hashing import digest
 from forkgym.core.journal import Journal
@@ -205,6 +205,7 @@ class ForkVerbs:
             ForkUnsupportedError: This environment cannot be forked; the text says why.
         """
         journal = self._require_forkable("fork")
+        _check_luck(luck)
         child = self._rebuild(journal) if self.fork_support == "replay" else self._branch()
         child._journal = journal.copy()
         child._luck = self._luck.copy()
@@ -220,8 +221,8 @@ class ForkVerbs:
             luck: `SAME` for all, or `Luck.fresh(stream)`: the i-th fork then reads the stream derived from
                 `stream` and i (the first reads `stream` itself), so that their lucks are independent.
         """
-        if count < 0:
-            raise ValueError(f"fork_many needs a count of at least 0, not {count}")
+        _check_count(count)
+        _check_luck(luck)
         lucks = [luck] * count
         if luck.stream is not None:
             stream, turn = luck.stream, self.turn
@@ -250,6 +251,8 @@ class ForkVerbs:
             SnapshotError: The snapshot is closed, or of another environment.
         """
         self._require_open("restore")
+        if not isinstance(snapshot, Snapshot):
+            raise SnapshotError(f"restore takes what env.snapshot() gave, not {_short(snapshot)}.")
         journal, luck, world = snapshot.payload_for(self._family())
         self._journal = None  # a restore that raises leaves an environment that needs a reset
         if world is None:
@@ -396,6 +399,16 @@ def _releaser(release: Callable[[Any], None]) -> Callable[[Any], None]:
     return free
 
 
+def _check_luck(luck: Any) -> None:
+    if not isinstance(luck, Luck):
+        raise MisuseError(f"luck is forkgym.SAME or forkgym.Luck.fresh(stream), not {_short(luck)}.")
+
+
+def _check_count(count: Any) -> None:
+    if not isinstance(count, int) or count < 0:
+        raise ValueError(f"fork_many needs a count, an integer of at least 0, not {_short(count)}")
+
+
 def _check_seed(seed: Any) -> None:
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**64:
         raise MisuseError(f"reset(seed=...) takes an integer from 0 to 2**64 - 1, not {_short(seed)}.")
@@ -406,8 +419,5 @@ def _link(journal: Journal, turn: int) -> str:
 
 
 def _short(value: Any, limit: int = 300) -> str:
-    try:
-        text = repr(to_portable(value))
-    except StateError:
-        text = repr(value)
+    text = repr(value)
     return text if len(text) <= limit else text[:limit] + "…"

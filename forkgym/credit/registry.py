@@ -101,7 +101,13 @@ def _factory(name: str) -> Callable[..., Algorithm]:
             f"no algorithm is named {name!r}{_nearest(name, list_algorithms())}; "
             f"there are {', '.join(list_algorithms())}"
         )
-    factory: Callable[..., Algorithm] = found.load()
+    try:
+        factory: Callable[..., Algorithm] = found.load()
+    except (ImportError, AttributeError) as error:
+        raise UnknownAlgorithm(
+            f"algorithm {name!r} is announced as {found.value}, which cannot be loaded ({error}): "
+            "correct the entry point, or install the package again"
+        ) from error
     return factory
 
 

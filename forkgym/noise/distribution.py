@@ -57,6 +57,10 @@ def check_logits(logits: Any, dimensions: int) -> Logits:
     return np.ascontiguousarray(array)
 
 
+class BrokenLogitsError(ValueError):
+    """NaN or +inf among the logits: the model that made them has diverged or is damaged."""
+
+
 def check_row(row: Logits, temperature: float, index: int = 0) -> None:
     """Say why nothing can be chosen from a row of logits.
 
@@ -66,12 +70,13 @@ def check_row(row: Logits, temperature: float, index: int = 0) -> None:
         index: the row's number, for the message.
 
     Raises:
-        ValueError: NaN or +inf among them, every token masked, or a temperature too small to divide by.
+        BrokenLogitsError: NaN or +inf among them.
+        ValueError: Every token masked, or a temperature too small to divide by.
     """
     largest = float(row.max())  # NaN if there is one
     if math.isnan(largest) or largest == math.inf:
         count = int(np.count_nonzero(np.isnan(row) | np.isposinf(row)))
-        raise ValueError(f"row {index} of the logits holds {count} NaN or +inf: the model's output is broken")
+        raise BrokenLogitsError(f"row {index} of the logits holds {count} NaN or +inf: the model's output is broken")
     if largest == -math.inf:
         raise ValueError(f"row {index} of the logits is -inf everywhere: the mask leaves no token to choose")
     with np.errstate(over="ignore"):

@@ -14,17 +14,30 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from forkgym.core import Snapshot, TextEnv
+from forkgym.core import ForkgymError, Snapshot, TextEnv
 from forkgym.noise import KeyStream, Layout
 from forkgym.policy.chat import Renderer
 from forkgym.policy.engine import Completion, Engine, GenerationRequest, Sampling
 from forkgym.rollout.trace import Episode, Turn
 
-__all__ = ["EpisodeSpec", "PlayedEpisode", "Rollout", "TurnPlayer", "drive", "environment_seed", "play_episode"]
+__all__ = [
+    "EpisodeSpec",
+    "NoRoomError",
+    "PlayedEpisode",
+    "Rollout",
+    "TurnPlayer",
+    "drive",
+    "environment_seed",
+    "play_episode",
+]
 
 T = TypeVar("T")
 Rollout = Generator[GenerationRequest, Completion, T]
 """A rollout in progress: yields requests, is sent completions, returns its result."""
+
+
+class NoRoomError(ForkgymError, ValueError):
+    """A task's prompt leaves no room for a turn; the message says how long it is and what may be changed."""
 
 
 class EpisodeSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -313,9 +326,10 @@ def _start(
         record_hashes=record,
     )
     if not player.has_room:
-        raise ValueError(
+        raise NoRoomError(
             f"the prompt of task {spec.task} of {spec.split!r} has {len(prompt)} tokens and leaves no room for a turn "
-            f"of {sampling.max_tokens} within max_context={max_context}; raise max_context or shorten the task"
+            f"of {sampling.max_tokens} within max_context={max_context}; lower max_turn_tokens, or raise "
+            "max_context as far as the model goes"
         )
     return player
 

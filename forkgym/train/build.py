@@ -13,13 +13,20 @@ import forkgym
 from forkgym.core import TextEnv
 from forkgym.credit.protocol import Algorithm
 from forkgym.policy.chat import Renderer
-from forkgym.train.config import EnvironmentConfig, PolicyConfig, TrainConfig, learner_config, resolve_checkpoint
+from forkgym.train.config import (
+    ConfigError,
+    EnvironmentConfig,
+    PolicyConfig,
+    TrainConfig,
+    learner_config,
+    resolve_checkpoint,
+)
 
 if TYPE_CHECKING:
     from forkgym.learn.learner import Learner
     from forkgym.policy.torch_engine import TorchEngine
 
-__all__ = ["build_engine", "build_learner", "environment_maker", "load_policy", "save_policy"]
+__all__ = ["build_engine", "build_learner", "check_room", "environment_maker", "load_policy", "save_policy"]
 
 
 def environment_maker(config: EnvironmentConfig) -> Callable[[], TextEnv]:
@@ -52,22 +59,41 @@ def load_policy(config: PolicyConfig, make_env: Callable[[], TextEnv]) -> tuple[
         Model, tokenizer, renderer.
 
     Raises:
-        ConfigError: No such checkpoint directory.
+        ConfigError: No such checkpoint directory, its weights are damaged, or it is a tiny policy and the environment
+            has no vocabulary for one.
         ValueError: The checkpoint belongs to another vocabulary, or has no chat template.
     """
+    from safetensors import SafetensorError
     from transformers.utils import logging
-
-    from forkgym.policy.chat import PlainRenderer, TemplateRenderer, TinyRenderer, choose_renderer
-    from forkgym.policy.tiny import load_checkpoint
 
     # A log file full of progress bars helps nobody; weights of this size load in no time.
     logging.disable_progress_bar()
     path = resolve_checkpoint(config.checkpoint)
-    kind = config.renderer
+    try:
+        return _load(path, config.renderer, make_env)
+    except SafetensorError as error:
+        raise ConfigError(
+            str(path), [f"the weights are damaged ({error}); copy or make the checkpoint again."]
+        ) from error
+
+
+def _load(path: Path, kind: str, make_env: Callable[[], TextEnv]) -> tuple[Any, Any, Renderer]:
+
+    from forkgym.policy.chat import PlainRenderer, TemplateRenderer, TinyRenderer, choose_renderer
+    from forkgym.policy.tiny import load_checkpoint
+
     if kind == "tiny" or (kind == "auto" and _is_tiny(path)):
         env = make_env()
         try:
             vocabulary = env.vocabulary()
+        except NotImplementedError as error:
+            raise ConfigError(
+                str(path),
+                [
+                    f"{error}, and this checkpoint is a world-level policy; take a Hugging Face checkpoint that reads "
+                    "text, or an environment that has a vocabulary (retrieval/Atlas-v0 does)."
+                ],
+            ) from error
         finally:
             env.close()
         model, tokenizer = load_checkpoint(path, vocabulary)
@@ -114,6 +140,38 @@ def build_engine(config: PolicyConfig, model: Any, renderer: Renderer, *, versio
         forward=config.forward,
         version=version,
     )
+
+
+def check_room(
+    make_env: Callable[[], TextEnv], renderer: Renderer, split: str, config: PolicyConfig, limit: int
+) -> None:
+    """Refuse a turn so long that it does not fit behind the prompt of the split's first task.
+
+    Args:
+        make_env: Makes the environment.
+        renderer: Turns its prompt into tokens.
+        split: Split of the task.
+        config: Whose ``max_turn_tokens`` is checked.
+        limit: Most tokens of a context plus one turn.
+
+    Raises:
+        ConfigError: It does not fit; longer prompts of later tasks are found when they are met.
+    """
+    env = make_env()
+    try:
+        env.reset(seed=0, options={"split": split, "task": 0})
+        prompt = len(renderer.prompt(env.messages()))
+    finally:
+        env.close()
+    if prompt + config.max_turn_tokens > limit:
+        raise ConfigError(
+            "policy.max_turn_tokens",
+            [
+                f"a turn of {config.max_turn_tokens} tokens does not fit behind the {prompt} tokens of the first task "
+                f"of {split!r}: a context has at most {limit}. Lower max_turn_tokens, or raise max_context as far as "
+                "the model goes."
+            ],
+        )
 
 
 def build_learner(config: TrainConfig, model: Any, algorithm: Algorithm) -> Learner:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from forkgym.core import ForkgymError
 from forkgym.store import RunStore
-from forkgym.train.build import build_engine, environment_maker, load_policy
+from forkgym.train.build import build_engine, check_room, environment_maker, load_policy
 from forkgym.train.config import ConfigError, EnvironmentConfig, PolicyConfig, TrainConfig, config_from_json
 from forkgym.train.evaluate import EvaluationResult, Evaluator
 
@@ -40,7 +40,7 @@ def judge(
         The sampled result, then the greedy one.
 
     Raises:
-        ConfigError: No such checkpoint or split.
+        ConfigError: No such checkpoint or split, or no room for a turn.
     """
     try:
         make_env = environment_maker(environment)
@@ -53,11 +53,12 @@ def judge(
             raise ConfigError(environment.id, [f"there is no split {split!r}; there are {', '.join(splits)}."])
         model, _, renderer = load_policy(policy, make_env)
         engine = build_engine(policy, model, renderer, version=0)
+        check_room(make_env, renderer, split, policy, engine.context_limit)
     except (ValueError, TypeError, OSError) as error:
         # Up to here everything depends on what was asked for, later errors are defects.
         if isinstance(error, ForkgymError):
             raise
-        raise ConfigError(policy.checkpoint, [f"{error}."]) from error
+        raise ConfigError(policy.checkpoint, [f"{str(error).rstrip('.')}."]) from error
     evaluator = Evaluator(
         engine,
         renderer,

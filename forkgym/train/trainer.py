@@ -22,7 +22,7 @@ from forkgym.noise import episode_id, generator
 from forkgym.rollout.trace import Ledger
 from forkgym.schedule import ControllerState, settle
 from forkgym.store import RunStore
-from forkgym.train.build import build_engine, build_learner, environment_maker, load_policy, save_policy
+from forkgym.train.build import build_engine, build_learner, check_room, environment_maker, load_policy, save_policy
 from forkgym.train.collect import Collection, Collector
 from forkgym.train.config import (
     TrainConfig,
@@ -97,13 +97,17 @@ class Trainer:
         self.log = run_logger(run=str(self.directory), algorithm=self.algorithm.name)
         self.make_env = environment_maker(config.env)
         self.model, self.tokenizer, self.renderer = load_policy(config.policy, self.make_env)
+        # The engine copies the initial weights before the learner (which may add adapters) takes the model over.
+        self.engine = build_engine(config.policy, self.model, self.renderer, version=0)
+        self.learner = build_learner(config, self.model, self.algorithm)
+        for split in (config.env.split, config.evaluation.split):
+            self._task_count(split)
+            check_room(self.make_env, self.renderer, split, config.policy, self.engine.context_limit)
+        # Last, so that a configuration which does not work leaves no directory that belongs to it.
         self.store = self._open_store()
         self.state = RunState()
         self._evaluations: dict[tuple[int, str], EvaluationResult] = {}
         try:
-            # The engine copies the initial weights before the learner (which may add adapters) takes the model over.
-            self.engine = build_engine(config.policy, self.model, self.renderer, version=0)
-            self.learner = build_learner(config, self.model, self.algorithm)
             self._resume()
             self._make_workers()
         except BaseException:
@@ -382,8 +386,6 @@ class Trainer:
             max_running=policy.max_running,
             ledger=self.state.ledger,
         )
-        self._task_count(self.config.env.split)
-        self._task_count(self.config.evaluation.split)
 
     def _plain_model(self) -> Any:
         """The trained model without adapters: merged into the base where LoRA was used."""

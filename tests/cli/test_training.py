@@ -179,6 +179,52 @@ def test_an_error_while_training_is_a_defect_and_shows_itself(
     assert fake_trainer.closed == 1
 
 
+@pytest.mark.parametrize(
+    ("failure", "said"),
+    [
+        ("OSError(28, 'No space left on device')", "the disk is full"),
+        ("SafetensorError('I/O error: No space left on device (os error 28)')", "the disk is full"),
+        ("NonFiniteError('the gradient is not finite')", "optimiser.learning_rate=0.0001"),
+        ("BrokenLogitsError('row 0 of the logits holds 3 NaN')", "optimiser.learning_rate=0.0001"),
+    ],
+)
+def test_a_full_disk_and_a_policy_that_diverged_are_told_in_one_paragraph(
+    failure: str,
+    said: str,
+    fake_trainer: type[FakeTrainer],
+    forkgym_command: Caller,
+    config_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from safetensors import SafetensorError
+
+    from forkgym.learn import NonFiniteError
+    from forkgym.noise.distribution import BrokenLogitsError
+
+    kinds = {kind.__name__: kind for kind in (OSError, SafetensorError, NonFiniteError, BrokenLogitsError)}
+
+    def fail(self: FakeTrainer) -> TrainResult:
+        raise eval(failure, kinds)
+
+    monkeypatch.setattr(fake_trainer, "run", fail)
+    outcome = forkgym_command("train", config_file)
+    assert outcome.code == 2
+    assert said in outcome.err
+    assert "runs/small" in outcome.err
+    assert fake_trainer.closed == 1
+
+
+def test_another_error_of_the_disk_shows_itself(
+    fake_trainer: type[FakeTrainer], forkgym_command: Caller, config_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: FakeTrainer) -> TrainResult:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(fake_trainer, "run", fail)
+    with pytest.raises(OSError, match="Input/output"):
+        forkgym_command("train", config_file)
+
+
 def test_an_unfinished_run_cannot_be_judged(
     fake_trainer: type[FakeTrainer], forkgym_command: Caller, config_file: Path
 ) -> None:
@@ -206,6 +252,33 @@ def test_evaluation_passes_the_runs_own_settings_and_the_options_on(
     assert asked["environment"].id == "toy/Chain-v0"
     assert (asked["policy"].checkpoint, asked["policy"].max_turn_tokens) == ("runs/small/policy", 9)
     assert [r["mode"] for r in outcome.last_json["results"]] == ["sampled", "greedy"]
+
+
+def test_a_runs_policy_can_be_judged_elsewhere(
+    fake_trainer: type[FakeTrainer], forkgym_command: Caller, config_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = ["--set", "evaluation.split=train", "--set", "env.kwargs.a=1"]
+    monkeypatch.setattr("forkgym.train.preflight.preflight", lambda config, source: None)
+    assert forkgym_command("train", config_file, "--no-plot", *settings).code == 0
+    Path("runs/small/policy").mkdir()
+    asked: dict[str, Any] = {}
+
+    def judge(environment: Any, policy: Any, **options: Any) -> list[EvaluationResult]:
+        asked.update(options, environment=environment)
+        return [evaluation("sampled", 0.5)]
+
+    monkeypatch.setattr("forkgym.train.judge.judge", judge)
+    assert forkgym_command("eval", "runs/small", "--env-arg", "b=2").code == 0
+    assert (asked["environment"].id, asked["environment"].kwargs) == ("toy/Chain-v0", {"a": 1, "b": 2})
+    assert asked["split"] == "train"
+    assert forkgym_command("eval", "runs/small", "--env", "toy/Coupled-v0", "--env-arg", "c=3").code == 0
+    assert (asked["environment"].id, asked["environment"].kwargs) == ("toy/Coupled-v0", {"c": 3})
+    assert asked["split"] == "test", "splits of another environment are its own"
+
+
+def test_a_seed_below_zero_is_no_seed(forkgym_command: Caller, capsys: pytest.CaptureFixture[str]) -> None:
+    assert forkgym_command("eval", "runs/small", "--seed", "-1").code == 2
+    assert "'-1' is not an integer from 0" in capsys.readouterr().err
 
 
 def test_constructor_arguments_are_toml_or_text() -> None:
@@ -303,7 +376,7 @@ def fake_warm_start(monkeypatch: pytest.MonkeyPatch) -> Callable[[], dict[str, A
 
     def warm_start(env_id: str, env_kwargs: Any, output: Path, **options: Any) -> Any:
         asked.update(options, env_id=env_id, env_kwargs=env_kwargs)
-        Path(output).mkdir()
+        Path(output).mkdir(exist_ok=True)
         (Path(output) / "model.safetensors").write_bytes(b"weights")
         if options.get("steps") == 13:
             raise RuntimeError("the machine caught fire")
@@ -336,6 +409,51 @@ def test_a_warm_start_that_fails_leaves_nothing(
     with pytest.raises(RuntimeError, match="caught fire"):
         forkgym_command("warmstart", "toy/Chain-v0", "out", "--steps", "13")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_warm_start_into_a_place_that_cannot_be_written_is_refused_before_anything_is_taught(
+    fake_warm_start: Callable[[], dict[str, Any]], forkgym_command: Caller, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("a file is no directory")
+    outcome = forkgym_command("warmstart", "toy/Chain-v0", "file/out")
+    assert outcome.code == 2
+    assert "Not a directory" in outcome.err
+    assert fake_warm_start() == {}
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["policy.max_turn_tokens=5000"], "a turn of 5000 tokens does not fit behind the"),
+        (["optimiser.lora.target_modules=['nope']"], "nope"),
+        (["env.id=toy/Chain-v0"], "toy/Chain-v0 has no vocabulary"),
+        (["policy.checkpoint=damaged"], "the weights are damaged"),
+    ],
+)
+def test_a_configuration_that_fails_in_set_up_leaves_no_run_behind(
+    settings: list[str], said: str, forkgym_command: Caller, tmp_path: Path
+) -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("peft")
+    import forkgym
+    from forkgym.policy.tiny import build_model, build_tokenizer, save_checkpoint
+
+    env = forkgym.make("retrieval/Atlas-v0")
+    tokenizer = build_tokenizer(env.vocabulary())
+    for name in ("checkpoint", "damaged"):
+        save_checkpoint(
+            tmp_path / name, build_model(len(tokenizer), hidden_size=32, heads=2), tokenizer, env.vocabulary()
+        )
+    (tmp_path / "damaged" / "model.safetensors").write_bytes(b"torn")
+    file = tmp_path / "run.toml"
+    file.write_text(
+        '[run]\nname = "real"\n[env]\nid = "retrieval/Atlas-v0"\n[policy]\ncheckpoint = "checkpoint"\n'
+        '[algorithm]\nname = "rloo"\n[budget]\nupdates = 1\n'
+    )
+    outcome = forkgym_command("train", file, *(part for setting in settings for part in ("--set", setting)))
+    assert outcome.code == 2
+    assert said in outcome.err
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_real_run_trains_resumes_and_is_judged_through_the_command(forkgym_command: Caller, tmp_path: Path) -> None:

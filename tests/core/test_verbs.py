@@ -522,3 +522,18 @@ def test_a_restore_that_fails_leaves_an_environment_that_wants_a_reset():
         env.restore(env.snapshot())
     with pytest.raises(ResetNeededError):
         env.step(0)
+
+
+def test_arguments_of_the_wrong_kind_are_refused_by_name():
+    env = Dice()
+    env.reset(seed=1)
+    with pytest.raises(MisuseError, match=r"Luck\.fresh\(stream\), not 3"):
+        env.fork(luck=3)
+    with pytest.raises(MisuseError, match=r"Luck\.fresh\(stream\), not 3"):
+        env.fork_many(2, luck=3)
+    with pytest.raises(ValueError, match=r"an integer of at least 0, not 1\.5"):
+        env.fork_many(1.5)
+    with pytest.raises(SnapshotError, match=r"what env\.snapshot\(\) gave, not 'x'"):
+        env.restore("x")
+    with pytest.raises(MisuseError, match=r"not 1180591620717411303424\."):
+        env.reset(seed=2**70)

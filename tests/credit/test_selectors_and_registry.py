@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.metadata import EntryPoint
+
 import pytest
 
 from forkgym.credit import (
@@ -72,6 +74,13 @@ def test_unknown_names_and_options_are_told_the_nearest() -> None:
         make_algorithm("twise")
     with pytest.raises(UnknownAlgorithm, match="did you mean 'group_size'"):
         make_algorithm("grpo", groupsize=3)
+
+
+def test_a_broken_entry_point_is_told_with_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = EntryPoint(name="broken", value="forkgym.credit:nothing_of_the_kind", group="forkgym.algos")
+    monkeypatch.setattr("forkgym.credit.registry._entry_points", lambda: {"broken": broken})
+    with pytest.raises(UnknownAlgorithm, match=r"announced as forkgym\.credit:nothing_of_the_kind"):
+        make_algorithm("broken")
 
 
 def test_a_third_party_can_register_a_preset_once() -> None:

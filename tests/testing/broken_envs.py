@@ -51,6 +51,13 @@ class GlobalGenerator(Sound):
         return random.randrange(16)
 
 
+class GlobalCoin(Sound):
+    """Draws from Python's module-global generator, and half of the time nothing comes of it."""
+
+    def _chance(self) -> int:
+        return int(self.steps == 1 and random.random() < 0.5)
+
+
 class NumpyGlobalGenerator(Sound):
     """Draws from numpy's module-global generator."""
 

@@ -3,7 +3,7 @@
 import pytest
 
 from forkgym import testing
-from forkgym.testing import ConformanceError
+from forkgym.testing import ConformanceError, diagnosis
 
 from . import broken_envs as broken
 
@@ -26,6 +26,14 @@ def test_a_module_global_generator_is_found():
 
 def test_numpys_module_global_generator_is_found():
     assert "module-global generator" in finding_of(broken.NumpyGlobalGenerator).reason
+
+
+def test_draws_that_are_alike_by_chance_are_not_taken_for_the_clocks_doing():
+    """Error rate: 16 episodes that toss one coin agree with probability 2**-15; 16 checks, so below 0.1 %."""
+    factory = broken.GlobalCoin
+    script = diagnosis.Script(seed=0, actions=(0, 0, 0))
+    reasons = [diagnosis.why_not_deterministic(factory, script) for _ in range(16)]
+    assert all("module-global generator" in reason for reason in reasons)
 
 
 def test_operating_system_entropy_is_found():

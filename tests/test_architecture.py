@@ -16,6 +16,7 @@ ALLOWED: dict[str, set[str]] = {
     "noise": set(),
     "core": {"noise"},
     "runtime": {"core"},
+    "aio": {"core", "runtime"},
     "sandbox": {"core"},
     "testing": {"core", "noise"},
     "policy": {"core", "noise", "runtime"},

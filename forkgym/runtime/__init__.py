@@ -1,0 +1,35 @@
+"""The runtime: event loops (one of them virtual), supervised actors with bounded mailboxes, and pools of workers."""
+
+from forkgym.runtime.actor import (
+    Actor,
+    ActorDead,
+    ActorError,
+    ActorFailed,
+    ActorRef,
+    ActorStatistics,
+    ActorStopped,
+    MailboxStatistics,
+    Refusal,
+)
+from forkgym.runtime.loop import DeadlockError, Fault, Killed, VirtualLoop, VirtualLoopError, run
+from forkgym.runtime.supervisor import Restarts, Supervisor
+
+__all__ = [
+    "Actor",
+    "ActorDead",
+    "ActorError",
+    "ActorFailed",
+    "ActorRef",
+    "ActorStatistics",
+    "ActorStopped",
+    "DeadlockError",
+    "Fault",
+    "Killed",
+    "MailboxStatistics",
+    "Refusal",
+    "Restarts",
+    "Supervisor",
+    "VirtualLoop",
+    "VirtualLoopError",
+    "run",
+]

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from forkgym.core import nearest
+from forkgym.core import ForkgymError, nearest
 
 __all__ = ["benchmarks", "main"]
 
@@ -53,5 +53,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
+def command() -> int:
+    """`main` for the shell: what the user got wrong is one line and exit code 2."""
+    try:
+        return main()
+    except ForkgymError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 2
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command())

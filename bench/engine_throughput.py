@@ -2,7 +2,7 @@
 
 Run it as ``python -m bench engine_throughput [--json]``. The model is an untrained tiny policy of the size that ships
 with Atlas, or ``--model DIRECTORY``. The engine samples by keyed noise and records log-probabilities, entropies and
-collisions; the plain loop samples by ``torch.multinomial`` and records nothing. Mismatches are counted as well: how
+Gini impurities; the plain loop samples by ``torch.multinomial`` and records nothing. Mismatches are counted too: how
 many tokens change when requests are served together rather than one at a time.
 """
 

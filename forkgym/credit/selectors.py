@@ -45,8 +45,10 @@ def select_by_score(selector: ScoreSelector, episode: Episode, decisions: Sequen
         if not decision.terminal and episode.turns[decision.turn].action_entropy > selector.entropy_threshold
     ]
     chosen = _choose(selector, episode, eligible)
+    # Only the random ablation leaves a turn's choice to chance; the others would choose the same turns again.
+    propensity = len(chosen) / len(eligible) if selector.score == "random" and eligible else 1.0
     for decision in chosen:
-        decision.propensity, decision.coin, decision.branched = 1.0, 0.0, True
+        decision.propensity, decision.coin, decision.branched = propensity, 0.0, True
 
 
 def _choose(selector: ScoreSelector, episode: Episode, eligible: list[Decision]) -> list[Decision]:

@@ -152,10 +152,10 @@ def token_statistics(
     temperature, top_p = check_sampling(temperature, top_p)
     rows = check_logits(logits, 2)
     ids = check_tokens(tokens, *rows.shape)
-    failed, logprobs, entropies, collisions = kernels.statistics_rows(rows, ids, temperature, top_p)
+    failed, logprobs, entropies, gini_impurities = kernels.statistics_rows(rows, ids, temperature, top_p)
     if failed >= 0:
         check_row(rows[failed], temperature, failed)
-    return logprobs, entropies, collisions
+    return logprobs, entropies, gini_impurities
 
 
 def _checked(tokens: npt.NDArray[np.int64], rows: Logits, temperature: float) -> npt.NDArray[np.int64]:

@@ -69,7 +69,7 @@ class Completion(msgspec.Struct, kw_only=True):
         logprobs: Log-probability of each sampled token under the behaviour distribution (grammar mask, then
             temperature, then nucleus, renormalised), float64.
         entropies: Entropy in nats of that distribution at each token.
-        collisions: ``1 − Σ_v π(v)²`` at each token: the probability that a fresh draw differs.
+        gini_impurities: ``1 − Σ_v π(v)²`` at each token (Gini): the probability that two draws differ.
         finish_reason: ``"stop"`` when a stop token or string ended the turn, else ``"length"``.
         cache: Handle of the stored cache (context and turn), or ``None``.
         fed_tokens: Context tokens the engine had to compute because no cache held them.
@@ -80,7 +80,7 @@ class Completion(msgspec.Struct, kw_only=True):
     tokens: list[int]
     logprobs: list[float]
     entropies: list[float]
-    collisions: list[float]
+    gini_impurities: list[float]
     finish_reason: FinishReason
     cache: int | None = None
     fed_tokens: int = 0

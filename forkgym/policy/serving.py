@@ -38,9 +38,9 @@ class ActiveTurn:
     """
 
     __slots__ = (
-        "collisions",
         "computed",
         "entropies",
+        "gini_impurities",
         "logprobs",
         "place",
         "request",
@@ -56,7 +56,7 @@ class ActiveTurn:
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
         self.entropies: list[float] = []
-        self.collisions: list[float] = []
+        self.gini_impurities: list[float] = []
         self.supports: list[list[int]] = []
         self.computed = 0
         self.reused = 0
@@ -307,12 +307,12 @@ class ServingEngine(ABC):
                 tokens = sample_batch(part, keys, temperature, top_p)
             statistics = token_statistics(part, tokens, temperature, top_p)
             columns = [np.asarray(column).tolist() for column in statistics]
-            for row, token, logprob, entropy, collision in zip(rows, tokens.tolist(), *columns, strict=True):
+            for row, token, logprob, entropy, gini_impurity in zip(rows, tokens.tolist(), *columns, strict=True):
                 turn = turns[row]
                 turn.tokens.append(token)
                 turn.logprobs.append(logprob)
                 turn.entropies.append(entropy)
-                turn.collisions.append(collision)
+                turn.gini_impurities.append(gini_impurity)
                 turn.request.keys.advance(token)
             if top_p < 1.0 and not greedy:
                 for row, support in zip(rows, nucleus_supports(part, tokens, temperature, top_p), strict=True):
@@ -353,7 +353,7 @@ class ServingEngine(ABC):
             tokens=turn.tokens,
             logprobs=turn.logprobs,
             entropies=turn.entropies,
-            collisions=turn.collisions,
+            gini_impurities=turn.gini_impurities,
             finish_reason=reason,
             cache=handle,
             fed_tokens=fed,

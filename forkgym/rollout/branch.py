@@ -203,7 +203,7 @@ class _Arm:
             tokens=list(written.tokens),
             logprobs=list(written.logprobs),
             entropies=list(written.entropies),
-            collisions=list(written.collisions),
+            gini_impurities=list(written.gini_impurities),
             finish_reason="stop" if written.finish_reason == "stop" else "length",
             supports=written.supports,
         )

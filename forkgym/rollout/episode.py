@@ -227,7 +227,7 @@ class TurnPlayer:
             tokens=list(completion.tokens),
             logprobs=list(completion.logprobs),
             entropies=list(completion.entropies),
-            collisions=list(completion.collisions),
+            gini_impurities=list(completion.gini_impurities),
             finish_reason=completion.finish_reason,
             text=text,
             action=action,

@@ -35,7 +35,7 @@ class Turn(msgspec.Struct, kw_only=True):
         tokens: Sampled token ids, the stop token included; never re-tokenised text.
         logprobs: Behaviour log-probability of each token (nats, float64).
         entropies: Entropy of the behaviour distribution at each token (nats).
-        collisions: ``1 − Σ_v π(v)²`` at each token.
+        gini_impurities: ``1 − Σ_v π(v)²`` at each token.
         finish_reason: ``"stop"`` or ``"length"``.
         text: Decoded turn.
         action: The parsed action, JSON-able.
@@ -55,7 +55,7 @@ class Turn(msgspec.Struct, kw_only=True):
     tokens: list[int]
     logprobs: list[float]
     entropies: list[float]
-    collisions: list[float]
+    gini_impurities: list[float]
     finish_reason: str
     text: str
     action: Any

@@ -212,7 +212,7 @@ def _allocation_weight(
         success = decision.features[0]
         return 2.0 * success * (1.0 - success)
     if selector.rule == "sqrt-score":
-        predicted *= math.fsum(episode.turns[decision.turn].collisions)
+        predicted *= math.fsum(episode.turns[decision.turn].gini_impurities)
     return math.sqrt(predicted / cost)
 
 

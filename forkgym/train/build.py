@@ -5,6 +5,7 @@ Heavy imports (torch, transformers) happen inside the functions, so that reading
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -112,7 +113,22 @@ def _load(path: Path, kind: str, make_env: Callable[[], TextEnv]) -> tuple[Any, 
 
 
 def save_policy(path: Path, model: Any, tokenizer: Any, make_env: Callable[[], TextEnv]) -> None:
-    """Save a policy as a Hugging Face checkpoint, with the tiny policy's vocabulary record where there is one."""
+    """Save a policy as a Hugging Face checkpoint, with the tiny policy's vocabulary record where there is one.
+
+    It is written beside its place and renamed, so there is a whole checkpoint under the name or none.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        _save(partial, model, tokenizer, make_env)
+        if path.exists():
+            shutil.rmtree(path)
+        partial.rename(path)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _save(path: Path, model: Any, tokenizer: Any, make_env: Callable[[], TextEnv]) -> None:
     from forkgym.policy.chat import EOT
     from forkgym.policy.tiny import save_checkpoint
 

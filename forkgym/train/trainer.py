@@ -353,6 +353,8 @@ class Trainer:
             self.engine.publish(self.state.updates, self.learner.weights())
             self.engine.retire(0)
         self.store.truncate_after(self.state.updates - 1)
+        if extra is not None:
+            self.store.add_event(self.state.updates, "resumed", tokens=self.state.ledger.training_tokens)
         for evaluation in self.store.evaluations():
             metrics = {key: value for key, value in evaluation.metrics.items() if key != "training_tokens"}
             if metrics["standard_error"] is None:  # JSON has no NaN: one task has no standard error

@@ -35,7 +35,8 @@ def five_turns() -> tuple[Episode, list[Decision]]:
 def chosen(selector: ScoreSelector) -> list[int]:
     one, decisions = five_turns()
     select_by_score(selector, one, decisions)
-    assert all(d.propensity == float(d.branched) for d in decisions)
+    share = selector.k / 3 if selector.score == "random" else 1.0  # three turns are eligible
+    assert all(d.propensity == (share if d.branched else 0.0) for d in decisions)
     return [d.turn for d in decisions if d.branched]
 
 

@@ -22,7 +22,7 @@ def turn(
         tokens=list(range(tokens)),
         logprobs=[-0.5] * tokens,
         entropies=[entropy] * tokens,
-        collisions=[0.5] * tokens,
+        gini_impurities=[0.5] * tokens,
         finish_reason="stop",
         text="",
         action={"tool": kind, "arguments": {}},

@@ -68,7 +68,7 @@ def build_episodes(count: int, seed: int = 0, turns: int = 3, vocabulary: int = 
                     tokens=tokens,
                     logprobs=[-rng.random() * 5 for _ in tokens],
                     entropies=[1.0] * len(tokens),
-                    collisions=[0.5] * len(tokens),
+                    gini_impurities=[0.5] * len(tokens),
                     finish_reason="stop",
                     text="",
                     action=None,

@@ -296,10 +296,10 @@ def test_behaviour_logprobs_by_hand():
 def test_token_statistics_by_hand(backend):
     logits = np.log(np.array([[4.0, 2.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0], [8.0, 1.0, 1.0, 1.0]]))
     logits[2, 1:] = -np.inf
-    logprobs, entropies, collisions = token_statistics(logits, [1, 0, 0], backend=backend)
+    logprobs, entropies, gini_impurities = token_statistics(logits, [1, 0, 0], backend=backend)
     np.testing.assert_allclose(logprobs, [np.log(0.25), np.log(0.25), 0.0], atol=1e-15)
     np.testing.assert_allclose(entropies, [1.75 * np.log(2), np.log(4), 0.0], atol=1e-15)
-    np.testing.assert_allclose(collisions, [1 - 11 / 32, 0.75, 0.0], atol=1e-15)
+    np.testing.assert_allclose(gini_impurities, [1 - 11 / 32, 0.75, 0.0], atol=1e-15)
     logprobs, _, _ = token_statistics(logits, [3, 0, 0], 1.0, 0.6, backend=backend)
     assert logprobs[0] == -np.inf
 

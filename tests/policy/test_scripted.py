@@ -54,15 +54,15 @@ def test_a_completion_tells_the_behaviour_distributions_statistics():
     sampling = Sampling(max_tokens=3, temperature=0.7, top_p=0.95)
     completion = generate(table(), [request(sampling=sampling)])[0]
     context = [3, 2]
-    for token, logprob, entropy, collision in zip(
-        completion.tokens, completion.logprobs, completion.entropies, completion.collisions, strict=True
+    for token, logprob, entropy, gini_impurity in zip(
+        completion.tokens, completion.logprobs, completion.entropies, completion.gini_impurities, strict=True
     ):
         row = behaviour_logprobs(np.roll(LOGITS, len(context) % 2)[None], 0.7, 0.95)[0]
         probabilities = np.exp(row)
         support = probabilities > 0
         assert logprob == pytest.approx(row[token], abs=1e-12)
         assert entropy == pytest.approx(-(probabilities[support] * row[support]).sum(), abs=1e-12)
-        assert collision == pytest.approx(1 - (probabilities**2).sum(), abs=1e-12)
+        assert gini_impurity == pytest.approx(1 - (probabilities**2).sum(), abs=1e-12)
         context.append(token)
 
 

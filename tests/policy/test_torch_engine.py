@@ -30,7 +30,7 @@ def fresh(requests):
 
 def content(completion):
     """Everything that must not depend on the schedule, bit for bit."""
-    return completion.tokens, completion.logprobs, completion.entropies, completion.collisions
+    return completion.tokens, completion.logprobs, completion.entropies, completion.gini_impurities
 
 
 @pytest.fixture(scope="module")

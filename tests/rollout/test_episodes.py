@@ -54,7 +54,7 @@ def test_logprobs_are_those_of_the_policy_at_exactly_these_contexts(played):
                 probabilities = np.exp(logits - logits.max())
                 probabilities /= probabilities.sum()
                 assert turn.logprobs[place] == pytest.approx(np.log(probabilities[token]), abs=1e-9)
-                assert turn.collisions[place] == pytest.approx(1 - (probabilities**2).sum(), abs=1e-9)
+                assert turn.gini_impurities[place] == pytest.approx(1 - (probabilities**2).sum(), abs=1e-9)
 
 
 def test_every_token_is_the_keyed_sample_of_its_key(played):

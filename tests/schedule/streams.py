@@ -26,7 +26,7 @@ def groups_of(
             for turn in one.turns:
                 length = 1 + int(rng.poisson(tokens))
                 turn.tokens, turn.entropies = [0] * length, [float(rng.random())] * length
-                turn.collisions, turn.logprobs = [float(rng.random())] * length, [-0.5] * length
+                turn.gini_impurities, turn.logprobs = [float(rng.random())] * length, [-0.5] * length
             members.append(one)
         out.append(members)
     return out

@@ -85,7 +85,9 @@ def test_the_other_rules_weigh_what_they_say():
         weights = {
             "uniform": lambda one: 1.0,
             "mixed-outcome": lambda one: 2 * one.features[0] * (1 - one.features[0]),
-            "sqrt-score": lambda one: math.sqrt(0.5 * sum(episodes[one.episode].turns[one.turn].collisions) / one.cost),
+            "sqrt-score": lambda one: math.sqrt(
+                0.5 * sum(episodes[one.episode].turns[one.turn].gini_impurities) / one.cost
+            ),
         }[rule]
         return [one.propensity / weights(one) for one in decisions if weights(one) > 0]
 

@@ -70,7 +70,7 @@ CREATE TABLE turns (
   tokens BLOB NOT NULL,
   logprobs BLOB NOT NULL,
   entropies BLOB NOT NULL,
-  collisions BLOB NOT NULL,
+  gini_impurities BLOB NOT NULL,
   finish_reason TEXT NOT NULL,
   text TEXT NOT NULL,
   action TEXT NOT NULL,

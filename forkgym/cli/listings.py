@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 from forkgym.cli.command import BAD_INPUT, OK, Command
@@ -47,7 +49,8 @@ def _look_at(env_id: str) -> dict[str, Any]:
     try:
         kind = _class_of(env_id)
         example = kind.example_kwargs() if hasattr(kind, "example_kwargs") else {}
-        env = forkgym.make(env_id, **example)
+        # As a user would make it; arguments meant for tests only where there is no other way.
+        env = forkgym.make(env_id, **(example if _needs_arguments(kind) else {}))
     except Exception as error:  # any environment's own error becomes a cell of the table
         return {"forks by": None, "splits": None, "problem": str(error).splitlines()[0]}
     try:
@@ -55,6 +58,13 @@ def _look_at(env_id: str) -> dict[str, Any]:
         return {"forks by": env.fork_support, "splits": splits or None, "problem": None}
     finally:
         env.close()
+
+
+def _needs_arguments(kind: Callable[..., Any]) -> bool:
+    return any(
+        parameter.default is parameter.empty and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        for parameter in inspect.signature(kind).parameters.values()
+    )
 
 
 def _class_of(env_id: str) -> Any:

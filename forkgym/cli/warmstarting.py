@@ -51,9 +51,11 @@ def _warmstart(arguments: argparse.Namespace, console: Console) -> int:
     # Beside its place and renamed at the end: a crash leaves no half checkpoint under the name.
     partial = output.with_name(f".{output.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    with bad_input(OSError):
+    try:
         # Before the minutes of training, not after them.
         partial.mkdir(parents=True)
+    except OSError as error:
+        raise UsageError(f"{output} cannot be made ({error.strerror}); check the path and permissions.") from error
     try:
         given = {name: value for name, value in options.items() if value is not None}
         report = warm_start(arguments.env, kwargs, partial, progress=console.message, **given)

@@ -173,6 +173,42 @@ def test_algos_lists_presets_and_shows_one(forkgym_command: Caller) -> None:
     assert "twice" in outcome.err
 
 
+def test_envs_makes_environments_as_a_user_would(forkgym_command: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forkgym, "list_envs", lambda: ["toy/Chain-v0", "toy/Coupled-v0"])
+    made: list[dict[str, Any]] = []
+    chain = forkgym.make
+
+    def remember(env_id: str, **kwargs: Any) -> Any:
+        made.append(kwargs)
+        return chain("toy/Chain-v0")
+
+    class NeedsNothing:
+        def __init__(self, size: int = 9) -> None: ...
+
+        @classmethod
+        def example_kwargs(cls) -> dict[str, Any]:
+            return {"size": 1}
+
+    class NeedsSize(NeedsNothing):
+        def __init__(self, size: int) -> None: ...
+
+    monkeypatch.setattr("forkgym.make", remember)
+    for kind in (NeedsNothing, NeedsSize):
+        monkeypatch.setattr("forkgym.cli.listings._class_of", lambda env_id, kind=kind: kind)
+        forkgym_command("envs", "--check")
+    assert made == [{}, {}, {"size": 1}, {"size": 1}], "arguments for tests only where there is no other way"
+
+
+def test_what_a_user_got_wrong_is_one_line_of_a_benchmark_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from bench.__main__ import command
+
+    monkeypatch.setattr(sys, "argv", ["bench", "fork_latency", "--env", "toy/Chian-v0"])
+    assert command() == 2
+    assert capsys.readouterr().err.startswith("bench: No environment is registered as 'toy/Chian-v0'. Did you mean")
+
+
 def test_envs_can_be_made_to_say_how_they_fork(forkgym_command: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forkgym, "list_envs", lambda: ["toy/Chain-v0", "toy/Coupled-v0"])
     rows = forkgym_command("envs", "--check", "--json").last_json["environments"]

@@ -417,7 +417,7 @@ def test_a_warm_start_into_a_place_that_cannot_be_written_is_refused_before_anyt
     (tmp_path / "file").write_text("a file is no directory")
     outcome = forkgym_command("warmstart", "toy/Chain-v0", "file/out")
     assert outcome.code == 2
-    assert "Not a directory" in outcome.err
+    assert "file/out cannot be made (Not a directory)" in outcome.err
     assert fake_warm_start() == {}
 
 
@@ -454,6 +454,27 @@ def test_a_configuration_that_fails_in_set_up_leaves_no_run_behind(
     assert outcome.code == 2
     assert said in outcome.err
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_policy_is_saved_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+    from forkgym.train import build
+
+    def save(path: Path, *rest: object) -> None:
+        path.mkdir()
+        (path / "config.json").write_text("{}")
+        if fails:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(build, "_save", save)
+    fails = True
+    with pytest.raises(OSError, match="No space"):
+        build.save_policy(tmp_path / "policy", None, None, lambda: None)  # type: ignore[arg-type,return-value]
+    assert list(tmp_path.iterdir()) == []
+    fails = False
+    for _ in range(2):
+        build.save_policy(tmp_path / "policy", None, None, lambda: None)  # type: ignore[arg-type,return-value]
+        assert [path.name for path in tmp_path.iterdir()] == ["policy"]
 
 
 def test_a_real_run_trains_resumes_and_is_judged_through_the_command(forkgym_command: Caller, tmp_path: Path) -> None:

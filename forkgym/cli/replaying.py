@@ -84,6 +84,11 @@ def find_handle(what: str) -> Handle:
         return read_handle(path)
     run, colon, key = what.rpartition(":")
     if not colon or not run:
+        if path.is_dir():
+            raise UsageError(
+                f"{what} is a directory; to replay an episode of a run say which, {what.rstrip('/')}:KEY "
+                f"(`forkgym report {what} --episodes` lists keys)."
+            )
         raise UsageError(
             f"there is no file {what}. Give a handle's file, or an episode as RUN:KEY, e.g. runs/grpo:1234 "
             "(`forkgym report RUN --episodes` lists keys)."

@@ -124,11 +124,11 @@ def without_nan(value: Any) -> Any:
 
 
 def _plot(directory: Path, console: Console) -> Path | None:
-    from forkgym.report.plots import MissingPlotLibrary, plot_learning_curves
+    from forkgym.report.plots import PlotError, plot_learning_curves
 
     try:
         path = plot_learning_curves([directory], directory / "learning_curve.png")
-    except MissingPlotLibrary as error:
+    except PlotError as error:  # the run itself went well
         console.message(str(error))
         return None
     console.line(f"plot: {path}")

@@ -11,10 +11,14 @@ import numpy as np
 from forkgym.core import ForkgymError
 from forkgym.report.runs import Curve, read_curve
 
-__all__ = ["MissingPlotLibrary", "draw_curves", "plot_learning_curves"]
+__all__ = ["MissingPlotLibrary", "PlotError", "draw_curves", "plot_learning_curves"]
 
 
-class MissingPlotLibrary(ForkgymError):
+class PlotError(ForkgymError):
+    """A picture cannot be made."""
+
+
+class MissingPlotLibrary(PlotError):
     """Matplotlib is not installed."""
 
 
@@ -32,6 +36,7 @@ def plot_learning_curves(directories: Sequence[Path], path: Path, *, mode: str =
 
     Raises:
         MissingPlotLibrary: Matplotlib is not installed; the text names the extra.
+        PlotError: The file cannot be written.
         StoreError: A directory holds no run.
     """
     return draw_curves([read_curve(directory, mode=mode) for directory in directories], path, title=title)
@@ -54,14 +59,17 @@ def draw_curves(curves: Sequence[Curve], path: Path, *, title: str = "") -> Path
         axes.legend(loc="best", frameon=False)
     if title:
         axes.set_title(title)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Written beside and renamed: a crash leaves the old picture or the new one, never half a file.
-    partial = path.with_name(f".{path.name}.partial")
     try:
-        figure.savefig(partial, format="png", metadata={"Software": None})
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Written beside and renamed: a crash leaves the old picture or the new one, never half a file.
+        partial = path.with_name(f".{path.name}.partial")
+        try:
+            figure.savefig(partial, format="png", metadata={"Software": None})
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+    except OSError as error:
+        raise PlotError(f"the picture {path} cannot be written ({error.strerror}); choose another place.") from error
     return path
 
 

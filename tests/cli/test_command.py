@@ -359,6 +359,12 @@ def test_an_episode_that_cannot_be_replayed_says_why(
     assert said in outcome.err
 
 
+def test_a_run_without_an_episode_is_told_how_to_name_one(forkgym_command: Caller, run_directory: Path) -> None:
+    outcome = forkgym_command("replay", run_directory)
+    assert outcome.code == 2
+    assert f"{run_directory}:KEY" in outcome.err
+
+
 def test_report_tabulates_runs_and_lists_episodes(forkgym_command: Caller, run_directory: Path) -> None:
     outcome = forkgym_command("report", run_directory, "--episodes", "--json")
     assert outcome.code == OK

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forkgym.report.plots import MissingPlotLibrary, band, draw_curves, plot_learning_curves
+from forkgym.report.plots import MissingPlotLibrary, PlotError, band, draw_curves, plot_learning_curves
 from forkgym.report.runs import Curve, episode_rows, read_curve, run_row
 from forkgym.report.tables import format_cell, render_table
 from forkgym.rollout.trace import Episode, Ledger
@@ -189,3 +189,14 @@ def test_a_missing_matplotlib_is_named_with_its_extra(tmp_path: Path, monkeypatc
     with pytest.raises(MissingPlotLibrary, match=r"pip install 'forkgym\[report\]'"):
         draw_curves([curve(0, [0, 1], [0.0, 1.0])], tmp_path / "x.png")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_picture_that_cannot_be_written_is_told_by_its_name(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    (tmp_path / "file").write_text("no directory")
+    with pytest.raises(PlotError, match=r"file/curve\.png cannot be written \((Not a directory|File exists)\)"):
+        draw_curves([], tmp_path / "file" / "curve.png")
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(PlotError, match="taken cannot be written"):
+        draw_curves([], tmp_path / "taken")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "taken"]

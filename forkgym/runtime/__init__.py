@@ -12,7 +12,9 @@ from forkgym.runtime.actor import (
     Refusal,
 )
 from forkgym.runtime.loop import DeadlockError, Fault, Killed, VirtualLoop, VirtualLoopError, run
+from forkgym.runtime.pool import Health, Pool, Worker, WorkerDied
 from forkgym.runtime.supervisor import Restarts, Supervisor
+from forkgym.runtime.wire import RemoteError, WireError
 
 __all__ = [
     "Actor",
@@ -24,12 +26,18 @@ __all__ = [
     "ActorStopped",
     "DeadlockError",
     "Fault",
+    "Health",
     "Killed",
     "MailboxStatistics",
+    "Pool",
     "Refusal",
+    "RemoteError",
     "Restarts",
     "Supervisor",
     "VirtualLoop",
     "VirtualLoopError",
+    "WireError",
+    "Worker",
+    "WorkerDied",
     "run",
 ]

@@ -211,8 +211,8 @@ def _failure(error: BaseException) -> BaseException | None:
         ends, rest = error.split((asyncio.CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit))
         if ends is not None and rest is None:
             return None
-        while isinstance(rest, BaseExceptionGroup) and len(rest.exceptions) == 1:
-            rest = rest.exceptions[0]  # a group of one is that one
+        while isinstance(rest, BaseExceptionGroup) and len({type(each) for each in rest.exceptions}) == 1:
+            rest = rest.exceptions[0]  # a group of one is that one; two that died of the same thing say the same
         return rest
     return error
 

@@ -25,6 +25,7 @@ __all__ = ["DeadlockError", "Fault", "Killed", "VirtualLoop", "VirtualLoopError"
 
 _RESOLUTION = 1e-9
 _MANY_TIMERS = 100
+_STEPS_IN_A_ROW = 16
 
 
 class VirtualLoopError(ForkgymError, RuntimeError):
@@ -304,23 +305,28 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._run_permuted(self._random)
 
     def _run_permuted(self, source: random.Random) -> None:
-        """Run every plain callback that is ready, in order, then one task's step that the seed picks."""
-        ready, steps = self._ready, self._steps_ready
-        fresh = []
-        for _ in range(len(ready)):
-            handle = ready.popleft()
-            task = getattr(handle._callback, "__self__", None)
-            if isinstance(task, asyncio.Task):
-                fresh.append((getattr(task, "number", 0), handle))
-            else:
-                self._call(handle)
-        if len(fresh) > 1:
-            fresh.sort(key=_number)  # whoever woke them went through a set, whose order is that of addresses
-        steps += [handle for _, handle in fresh]
-        if steps:
-            picked = int(source.random() * len(steps))
-            steps[picked], steps[-1] = steps[-1], steps[picked]
-            self._call(steps.pop())
+        """Run the plain callbacks that are ready, in order, then a task's step that the seed picks, and so on."""
+        ready, steps, draw = self._ready, self._steps_ready, source.random
+        for _ in range(_STEPS_IN_A_ROW):  # timers that are due already wait for their turn outside
+            fresh = []
+            for _ in range(len(ready)):
+                handle = ready.popleft()
+                task = getattr(handle._callback, "__self__", None)
+                if isinstance(task, asyncio.Task):
+                    fresh.append((getattr(task, "number", 0), handle))
+                else:
+                    self._call(handle)
+            if len(fresh) > 1:
+                fresh.sort(key=_number)  # whoever woke them went through a set, whose order is that of addresses
+            for _, handle in fresh:
+                steps.append(handle)
+            if not steps or self._stopping:
+                return
+            picked = int(draw() * len(steps))
+            handle = steps[picked]
+            steps[picked] = steps[-1]
+            steps.pop()
+            self._call(handle)
 
     def _call(self, handle: Any) -> None:
         if not handle._cancelled:

@@ -1,0 +1,49 @@
+"""Forkable sandboxes: a directory tree, commands in it, snapshots and forks in a fraction of a millisecond.
+
+Start with `Sandbox.create`. A state is a tuple of frozen overlay layers, a working directory and variables; a broker
+process keeps the layers and runs the commands of all sandboxes in namespaces of their own.
+"""
+
+from __future__ import annotations
+
+from .engines import BACKENDS, ProbeResult, close_engines, engine_for, image_store, probe
+from .errors import BackendUnavailableError, SandboxClosedError, SandboxError, SandboxPathError
+from .images import Image, ImageStore
+from .limits import DETERMINISTIC_ENVIRONMENT, Limits
+from .output import CompletedCommand
+from .sandbox import DEFAULT_SCRATCH, MAXIMUM_DEPTH, TREE, Change, Sandbox, Snapshot
+
+__all__ = [
+    "BACKENDS",
+    "DEFAULT_SCRATCH",
+    "DETERMINISTIC_ENVIRONMENT",
+    "MAXIMUM_DEPTH",
+    "TREE",
+    "BackendUnavailableError",
+    "Change",
+    "CompletedCommand",
+    "Image",
+    "ImageStore",
+    "Limits",
+    "ProbeResult",
+    "Sandbox",
+    "SandboxClosedError",
+    "SandboxError",
+    "SandboxPathError",
+    "Snapshot",
+    "close_engines",
+    "engine_for",
+    "image_store",
+    "prepare",
+    "probe",
+]
+
+
+def prepare(base: str, *, skip: tuple[str, ...] = ()) -> Image:
+    """Make a base image of a directory, once, to create many sandboxes on.
+
+    Args:
+        base: The directory.
+        skip: Names left out wherever they occur.
+    """
+    return image_store().admit(base, skip=skip)

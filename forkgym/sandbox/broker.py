@@ -1,0 +1,316 @@
+"""The host's side of the broker: starting it, talking to it, compiling its fast path. `inside` is the other side."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from .engine import Command, Layer
+from .errors import BackendUnavailableError, SandboxClosedError, SandboxError
+from .images import OUTSIDE_ID, Image, ImageStore, process_mark
+from .inside.serve import receive, send
+from .inside.trees import Item
+from .output import CompletedCommand, Kept, collect
+
+__all__ = ["AGENT_ID", "BrokerEngine", "compiled_spawner", "exit_code"]
+
+AGENT_ID = 1000
+"""User and group of every command, as commands see it."""
+_SOURCE = Path(__file__).parent / "inside" / "spawn.c"
+_PROGRAM = "import os, sys; sys.path.insert(0, os.environ['INSIDE']); from inside.serve import main; main()"
+
+
+def compiled_spawner(store: ImageStore) -> Path | None:
+    """The compiled ``spawn.c`` from the cache, built now if it is not there.
+
+    Returns:
+        None without a C compiler, or if ``FORKGYM_SANDBOX_COMPILER`` is set to nothing.
+    """
+    compiler = shutil.which(os.environ.get("FORKGYM_SANDBOX_COMPILER", "cc") or "/nonexistent")
+    source = _SOURCE.read_bytes()
+    target = store.root / "lib" / f"spawn-{os.uname().machine}-{blake2b(source, digest_size=8).hexdigest()}.so"
+    if compiler is None:
+        return None
+    if target.exists():
+        return target
+    partial = store.root / "work" / f"spawn-{process_mark(os.getpid())}-{os.urandom(4).hex()}.so"
+    command = [compiler, "-O2", "-shared", "-fPIC", "-o", str(partial), str(_SOURCE)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    if done.returncode:
+        partial.unlink(missing_ok=True)
+        return None
+    partial.rename(target)
+    return target
+
+
+def exit_code(status: int | None, *, timed_out: bool) -> int:
+    """An exit code as a shell would say it.
+
+    Args:
+        status: Wait status of the command; None if it was killed with its init.
+        timed_out: By the wall clock.
+    """
+    if timed_out:
+        return 124
+    if status is None:
+        return 137
+    return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
+class BrokerEngine:
+    """One broker process: see `Engine`.
+
+    Args:
+        store: Where the images are.
+        backend: ``overlay`` or ``copy`` (each copy on a tmpfs).
+        user_namespace: False only for root on machines that forbid user namespaces.
+        visible: Directories of the host that commands may read.
+        seccomp: Filter system calls.
+        compiled: Use the compiled spawner where it can be built.
+
+    Raises:
+        BackendUnavailableError: The kernel refused a step; the text says which.
+    """
+
+    isolation = "namespaces"
+
+    def __init__(
+        self,
+        store: ImageStore,
+        *,
+        backend: str = "overlay",
+        user_namespace: bool = True,
+        visible: tuple[str, ...] = (),
+        seccomp: bool = True,
+        compiled: bool = True,
+    ) -> None:
+        self.backend = backend
+        self.whole_copies = backend != "overlay"
+        self._pid = os.getpid()
+        self._unused: deque[int] = deque()
+        self._local = threading.local()
+        self._lock = threading.Lock()
+        library = compiled_spawner(store) if compiled else None
+        self.compiled = library is not None
+        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control = mine
+        config = {
+            "host": os.getpid(),
+            "images": str(store.images),
+            "point": str(store.root / "mount"),
+            "visible": visible,
+            "library": None if library is None else str(library),
+            "backend": backend,
+            "owner": AGENT_ID if user_namespace else OUTSIDE_ID,
+            "outside": OUTSIDE_ID if os.geteuid() == 0 else os.geteuid(),
+            "user_namespace": user_namespace,
+            "seccomp": seccomp,
+        }
+        self._process = subprocess.Popen(  # noqa: S603
+            [sys.executable, "-I", "-S", "-B", "-c", _PROGRAM],
+            stdin=theirs.fileno(),
+            stdout=subprocess.DEVNULL,
+            env={"PATH": os.defpath, "INSIDE": str(Path(__file__).parent)},
+            cwd="/",
+            start_new_session=True,
+        )
+        theirs.close()
+        send(mine, config)
+        answer, _ = receive(mine)
+        if answer is None or "error" in answer:
+            self.close()
+            reason = "it ended at once" if answer is None else answer["error"][1]
+            raise BackendUnavailableError(f"the sandbox broker could not start: {reason}")
+
+    @property
+    def process_id(self) -> int:
+        """Process id of the launcher, the broker's parent."""
+        return self._process.pid
+
+    def _channel(self) -> socket.socket:
+        if os.getpid() != self._pid:
+            raise SandboxError(
+                f"this sandbox belongs to process {self._pid}, and a forked process uses it; create one here instead"
+            )
+        channel: socket.socket | None = getattr(self._local, "channel", None)
+        if channel is None:
+            channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with self._lock, theirs:
+                try:
+                    send(self._control, {}, (theirs.fileno(),))
+                except OSError:
+                    raise SandboxClosedError("the sandbox broker is gone; create a new sandbox") from None
+            self._local.channel = channel
+        return channel
+
+    def _unused_now(self) -> list[int]:
+        found = []
+        with contextlib.suppress(IndexError):
+            while True:
+                found.append(self._unused.popleft())
+        return found
+
+    def _ask(self, op: str, descriptors: tuple[int, ...] = (), **message: Any) -> tuple[dict[str, Any], list[int]]:
+        channel = self._channel()
+        self._tell(channel, op, descriptors, message)
+        return self._hear(channel)
+
+    def _tell(self, channel: socket.socket, op: str, descriptors: tuple[int, ...], message: dict[str, Any]) -> None:
+        message["op"] = op
+        if self._unused:
+            message["unused"] = self._unused_now()
+        try:
+            send(channel, message, descriptors)
+        except OSError:
+            raise SandboxClosedError("the sandbox broker is gone; create a new sandbox") from None
+
+    def _hear(self, channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
+        try:
+            answer, descriptors = receive(channel)
+        except ConnectionResetError:
+            answer, descriptors = None, []
+        if answer is None:
+            raise SandboxClosedError("the sandbox broker is gone; create a new sandbox")
+        if "error" in answer:
+            raise OSError(*answer["error"])
+        return answer, descriptors
+
+    def begin(self, image: Image, frozen: tuple[Layer, ...], space: int, files: int) -> Layer:
+        """See `Engine.begin`."""
+        numbers = [layer.number for layer in frozen]
+        answer, _ = self._ask("begin", image=image.id, frozen=numbers, space=space, files=files)
+        return Layer(answer["layer"], self._unused)
+
+    def mount(self, layer: Layer) -> None:
+        """See `Engine.mount`."""
+        self._ask("mount", layer=layer.number)
+
+    def freeze(self, layer: Layer) -> bool:
+        """See `Engine.freeze`."""
+        answer, _ = self._ask("freeze", layer=layer.number)
+        layer.bytes = answer["bytes"]
+        return bool(answer["frozen"])
+
+    def split(self, layer: Layer, image: Image, frozen: tuple[Layer, ...], space: int, files: int) -> list[Layer]:
+        """See `Engine.split`."""
+        below = [] if self.whole_copies else [old.number for old in frozen]
+        then = [[image.id, below, space, files]] * 2
+        answer, _ = self._ask("freeze", layer=layer.number, then=then)
+        layer.bytes = answer["bytes"]
+        return [Layer(number, self._unused) for number in answer["layers"]]
+
+    def scan(self, layer: Layer) -> list[Item]:
+        """See `Engine.scan`."""
+        answer, _ = self._ask("scan", layer=layer.number)
+        return [Item(*item) for item in answer["items"]]
+
+    def flatten(self, frozen: tuple[Layer, ...]) -> Layer:
+        """See `Engine.flatten`."""
+        answer, _ = self._ask("flatten", frozen=[layer.number for layer in frozen])
+        return Layer(answer["layer"], self._unused, answer["bytes"])
+
+    def open(self, layer: Layer, part: str, path: str, flags: int, *, parents: bool = False) -> int:
+        """See `Engine.open`."""
+        _, descriptors = self._ask(
+            "open", layer=layer.number, part=part, path=path, flags=flags, mode=0o644, parents=parents
+        )
+        return descriptors[0]
+
+    def run(self, layer: Layer, command: Command) -> CompletedCommand:
+        """See `Engine.run`."""
+        channel = self._channel()
+        limits = command.limits
+        output, error = Kept(limits.output), Kept(limits.output)
+        descriptors, streams = _standard_streams(command, output, error)
+        message = {
+            "layer": layer.number,
+            "argv": command.argv,
+            "environment": dict(command.environment),
+            "cwd": command.cwd,
+            "timeout": command.timeout,
+            "limits": limits.resources(),
+            "shared_memory": limits.shared_memory,
+        }
+        started = time.perf_counter()
+        try:
+            self._tell(channel, "run", descriptors, message)
+        except BaseException:
+            for stream, _ in streams:
+                os.close(stream)
+            raise
+        finally:
+            for descriptor in set(descriptors):
+                os.close(descriptor)
+        try:
+            exceeded = collect(streams, limits.output_total, lambda: send(channel, {"op": "kill"}))
+        except (
+            BaseException
+        ):  # an interrupt: the channel's answer is still to come, so the channel cannot be used again
+            del self._local.channel
+            channel.close()
+            raise
+        answer, _ = self._hear(channel)
+        return CompletedCommand(
+            argv=command.argv,
+            exit_code=exit_code(answer["status"], timed_out=answer["timed_out"]),
+            stdout=output.text(complete=not exceeded),
+            stderr=error.text(complete=not exceeded),
+            timed_out=answer["timed_out"],
+            output_exceeded=exceeded,
+            wall_seconds=time.perf_counter() - started,
+            user_seconds=answer.get("user_seconds", 0.0),
+            system_seconds=answer.get("system_seconds", 0.0),
+            peak_memory=answer.get("peak_memory", 0),
+        )
+
+    def close(self) -> None:
+        """End the broker and with it every command, mount and layer."""
+        self._control.close()
+        channel = getattr(self._local, "channel", None)
+        if channel is not None:
+            channel.close()
+        if os.getpid() == self._pid:
+            try:
+                self._process.wait(10)
+            except subprocess.TimeoutExpired:
+                self._process.kill()  # the broker asked to die with its launcher
+                self._process.wait()
+
+
+def _standard_streams(
+    command: Command, output: Kept, error: Kept
+) -> tuple[tuple[int, int, int], list[tuple[int, Kept]]]:
+    """Descriptors for the command's standard streams, and the ends to read from."""
+    if command.stdin:
+        source = os.memfd_create("stdin", os.MFD_CLOEXEC)
+        with open(source, "wb", closefd=False) as file:
+            file.write(command.stdin)
+        os.lseek(source, 0, os.SEEK_SET)
+    else:
+        source = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    read, write = os.pipe()
+    _hand_over(source, write)
+    if command.merge_stderr:
+        return (source, write, write), [(read, output)]
+    second_read, second_write = os.pipe()
+    _hand_over(second_write)
+    return (source, write, second_write), [(read, output), (second_read, error)]
+
+
+def _hand_over(*descriptors: int) -> None:
+    """Let the command open its streams again by name (/dev/stdout), though another user made them."""
+    if os.geteuid() == 0:
+        for descriptor in descriptors:
+            if not stat.S_ISCHR(os.fstat(descriptor).st_mode):
+                os.fchown(descriptor, OUTSIDE_ID, OUTSIDE_ID)

@@ -1,0 +1,102 @@
+"""The protocol between a sandbox and whatever keeps its files and runs its commands. No implementation lives here."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Protocol
+
+import msgspec
+
+from .images import Image
+from .inside.trees import Item
+from .limits import Limits
+from .output import CompletedCommand
+
+__all__ = ["Command", "Engine", "Layer"]
+
+
+class Layer:
+    """A numbered layer of an engine, forgotten there when nothing refers to it here.
+
+    Attributes:
+        number: The engine's number.
+        bytes: What it holds, once frozen.
+        items: Its findings, once scanned and frozen.
+    """
+
+    __slots__ = ("__weakref__", "_unused", "bytes", "items", "number")
+
+    def __init__(self, number: int, unused: deque[int], size: int = 0) -> None:
+        self.number, self.bytes, self._unused = number, size, unused
+        self.items: list[Item] | None = None
+
+    def __del__(self) -> None:
+        self._unused.append(self.number)
+
+
+class Command(msgspec.Struct, frozen=True, kw_only=True):
+    """One command to run.
+
+    Attributes:
+        argv: Program and arguments.
+        environment: All variables.
+        cwd: Directory as the sandbox names it.
+        stdin: What it reads.
+        timeout: Wall-clock seconds.
+        limits: Everything else.
+        merge_stderr: Standard error goes into standard output, in order.
+    """
+
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+    cwd: str
+    stdin: bytes
+    timeout: float
+    limits: Limits
+    merge_stderr: bool
+
+
+class Engine(Protocol):
+    """Keeps layers and runs commands; shared by all sandboxes of a process that use the same options.
+
+    Attributes:
+        backend: ``overlay``, ``reflink`` or ``copy``.
+        isolation: ``namespaces`` or ``none``.
+        whole_copies: A layer holds the whole state, so a state needs only its topmost.
+    """
+
+    backend: str
+    isolation: str
+    whole_copies: bool
+
+    def begin(self, image: Image, frozen: tuple[Layer, ...], space: int, files: int) -> Layer:
+        """A new writable layer, mounted at its first use."""
+
+    def mount(self, layer: Layer) -> None:
+        """Make the view of a writable layer now."""
+
+    def freeze(self, layer: Layer) -> bool:
+        """Freeze a layer; False if nothing was written to it, and it stays writable."""
+
+    def split(self, layer: Layer, image: Image, frozen: tuple[Layer, ...], space: int, files: int) -> list[Layer]:
+        """Freeze a layer and make two mounted writable ones above it, in one request.
+
+        Returns:
+            The two layers; none if nothing was written to the layer, which then stays writable.
+        """
+
+    def scan(self, layer: Layer) -> list[Item]:
+        """Findings of a layer."""
+
+    def flatten(self, frozen: tuple[Layer, ...]) -> Layer:
+        """One layer for many."""
+
+    def open(self, layer: Layer, part: str, path: str, flags: int, *, parents: bool = False) -> int:
+        """Open a file of the merged state; the descriptor is the caller's."""
+
+    def run(self, layer: Layer, command: Command) -> CompletedCommand:
+        """Run a command to its end."""
+
+    def close(self) -> None:
+        """End everything that runs and forget all layers."""

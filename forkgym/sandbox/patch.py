@@ -6,6 +6,7 @@ import base64
 import difflib
 import zlib
 from collections.abc import Callable, Mapping
+from hashlib import sha1
 
 from .state import Difference, Entry
 
@@ -74,7 +75,7 @@ def _body(path: str, left: bytes, right: bytes, added: bool, deleted: bool) -> s
     except UnicodeDecodeError:
         texts = ("\0", "\0")
     if any("\0" in text for text in texts):
-        return f"index {'0' * 40}..{'0' * 40}\nGIT binary patch\n{_literal(right)}\n{_literal(left)}\n"
+        return f"index {_blob(left, added)}..{_blob(right, deleted)}\nGIT binary patch\n{_literal(right)}\n{_literal(left)}\n"
     lines = [text.split("\n") for text in texts]
     halves = [[f"{line}\n" for line in half[:-1]] + ([half[-1]] if half[-1] else []) for half in lines]
     source = "/dev/null" if added else _quote("a/" + name)
@@ -85,6 +86,11 @@ def _body(path: str, left: bytes, right: bytes, added: bool, deleted: bool) -> s
             line = line.rstrip("\n") + "\t\n"  # git ends a name with spaces by a tab
         rendered.append(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n")
     return "".join(rendered)
+
+
+def _blob(data: bytes, absent: bool) -> str:
+    """git's name of a content; it applies a binary hunk only to the content that the hunk names."""
+    return "0" * 40 if absent else sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
 
 
 def _literal(data: bytes) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,10 @@ from typing import Any
 import pytest
 
 from forkgym.sandbox import BackendUnavailableError, Image, Limits, Sandbox, close_engines, engine_for, prepare
+from forkgym.sandbox.local import supports_reflink
 
 KINDS = [("overlay", "namespaces"), ("overlay-root", "namespaces"), ("copy", "namespaces"), ("copy", "none")]
-KINDS += [("reflink", "none")]
+KINDS += [("reflink", "none")] if supports_reflink(Path(tempfile.gettempdir())) else []
 SMALL = Limits(disk=4 << 20, files=2_000, memory=1 << 30, wall_seconds=20, processes=64)
 
 

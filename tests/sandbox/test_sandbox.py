@@ -88,11 +88,11 @@ def test_a_fork_and_its_parent_never_see_each_other(create: Create) -> None:
     parent.write("shared.txt", "before")
     child = parent.fork()
     parent.write("a.txt", "parent")
-    child.run("echo child > a.txt; rm pkg/one.py; echo more >> shared.txt; echo t > /tmp/t")
+    child.run("echo child > a.txt; rm pkg/one.py; echo more >> shared.txt; echo t > $TMPDIR/t")
     assert parent.read("a.txt") == b"parent"
     assert child.read("a.txt") == b"child\n"
     assert parent.read("shared.txt") == b"before"
-    assert parent.run("cat pkg/one.py; ls /tmp/t 2>/dev/null").stdout == "x = 1\n"
+    assert parent.run("cat pkg/one.py; ls $TMPDIR/t 2>/dev/null").stdout == "x = 1\n"
     assert child.run("ls pkg").stdout == "deep\n"
 
 
@@ -143,7 +143,7 @@ def test_equal_trees_hash_equal_however_they_were_reached(create: Create) -> Non
     second.run("mkdir -p new/x && rmdir new/x && echo 2 > new/g")
     second.fork()
     second.run(
-        "rm -r pkg && mkdir pkg; cd new; ln -s f l; mv g h; echo 1 > h; mv h f; chmod 640 f; echo a > /tmp/noise"
+        "rm -r pkg && mkdir pkg; cd new; ln -s f l; mv g h; echo 1 > h; mv h f; chmod 640 f; echo a > $TMPDIR/noise"
     )
     assert first.state_hash() == second.state_hash()
     assert first.state_hash() != untouched.state_hash()
@@ -213,7 +213,8 @@ def test_the_hash_is_the_same_on_every_backend(image: Image, create: Create) -> 
 
 def test_flattening_keeps_the_state(create: Create) -> None:
     deep, flat = create(), create()
-    commands = [f"echo {n} > f{n % 7}; rm -f f{(n + 3) % 7}" for n in range(MAXIMUM_DEPTH + 8)]
+    steps = MAXIMUM_DEPTH + 4 if deep.backend == "overlay" else 22  # copies never grow deep
+    commands = [f"echo {n} > f{n % 7}; rm -f f{(n + 3) % 7}" for n in range(steps)]
     commands[5] = "rm -r pkg"
     commands[9] = "mkdir pkg; echo p > pkg/p"
     commands[20] = "rm a.txt; mkdir a.txt; touch a.txt/in; chmod 700 a.txt"

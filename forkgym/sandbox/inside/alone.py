@@ -60,7 +60,8 @@ def _command(config: dict[str, Any]) -> NoReturn:
         kernel.personality(ADDR_NO_RANDOMIZE)
         os.umask(0o022)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        for number in (signal.SIGPIPE, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
         try:
             os.chdir(config["cwd"])
         except OSError as error:
@@ -76,6 +77,10 @@ def _command(config: dict[str, Any]) -> NoReturn:
         os._exit(125)
 
 
+def _stop(_number: int, _frame: object) -> NoReturn:
+    raise InterruptedError("the host asks for the end")
+
+
 def main() -> NoReturn:
     """Read the configuration (JSON on descriptor ``argv[1]``), run, write JSON to descriptor ``argv[2]``."""
     with open(int(sys.argv[1]), "rb") as file:
@@ -83,6 +88,8 @@ def main() -> NoReturn:
         config = json.loads(file.read())
     report = int(sys.argv[2])
     os.set_inheritable(report, False)
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))  # until somebody waits who can end the tree
+    signal.signal(signal.SIGTERM, _stop)
     kernel.prctl(_PR_SET_CHILD_SUBREAPER, 1)
     host = kernel.pidfd_open(config["host"])
     child = os.fork()
@@ -94,7 +101,14 @@ def main() -> NoReturn:
     poll = select.poll()
     poll.register(host, select.POLLIN)
     poll.register(ended, select.POLLIN)
-    ready = poll.poll(config["timeout"] * 1000)
+    ready: list[tuple[int, int]] = []
+    stopped = False
+    try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        ready = poll.poll(config["timeout"] * 1000)
+    except InterruptedError:
+        stopped = True
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
     status = None
     if any(descriptor == ended for descriptor, _ in ready):
         status = os.waitpid(child, 0)[1]
@@ -102,7 +116,7 @@ def main() -> NoReturn:
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     answer = {
         "status": status,
-        "timed_out": not ready,
+        "timed_out": not ready and not stopped,
         "user_seconds": usage.ru_utime,
         "system_seconds": usage.ru_stime,
         "peak_memory": usage.ru_maxrss * 1024,

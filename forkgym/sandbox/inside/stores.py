@@ -17,7 +17,6 @@ __all__ = ["CopyStore", "OverlayStore", "Store"]
 
 PARTS = ("tree", "tmp")
 _KEPT_MOUNTS = 256
-_EMPTY_INODES = 4  # a layer's own: the root, upper, work and the directory that overlayfs makes in work
 
 
 class Store(Protocol):
@@ -51,6 +50,7 @@ class _Layer:
         self.image = image
         self.frozen = frozen
         self.active = True
+        self.empty = 0  # inodes of a layer that holds nothing but what the file systems made for themselves
 
 
 class OverlayStore:
@@ -108,6 +108,9 @@ class OverlayStore:
             os.rmdir(view)
             raise
         self._mounted[layer] = None
+        if not held.empty:
+            status = os.statvfs(f"{self._layers}/{layer}")
+            held.empty = status.f_files - status.f_ffree
         if len(self._mounted) > _KEPT_MOUNTS:
             idle = next((number for number in self._mounted if number not in self._pinned and number != layer), None)
             if idle is not None:
@@ -133,7 +136,7 @@ class OverlayStore:
     def freeze(self, layer: int) -> tuple[bool, int]:
         """See `Store.freeze`."""
         status = os.statvfs(f"{self._layers}/{layer}")
-        if status.f_files - status.f_ffree <= _EMPTY_INODES:
+        if status.f_files - status.f_ffree <= self._held[layer].empty:
             return False, 0
         self._unmount(layer)
         self._held[layer].active = False

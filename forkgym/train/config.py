@@ -68,7 +68,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What the run is called and where it lies.
 
     Attributes:
-        name: Directory of the run below ``directory``; by default algorithm, environment and seed.
+        name: Directory of the run below ``directory``; by default algorithm, environment, seed and a digest.
         seed: Seed of everything: tasks, noise, initialisation, shuffling.
         directory: Where runs are kept, relative to the working directory.
     """
@@ -256,10 +256,13 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def run_name(self) -> str:
-        """Name of the run: the given one, else made of algorithm, environment and seed."""
+        """Name of the run: the given one, else algorithm, environment, seed and a digest of everything that counts.
+
+        The same configuration is the same run and resumes; a changed one is another run.
+        """
         if self.run.name is not None:
             return self.run.name
-        made = f"{self.algorithm.name}-{self.env.id}-seed{self.run.seed}"
+        made = f"{self.algorithm.name}-{self.env.id}-seed{self.run.seed}-{config_digest(self)[:6]}"
         return "".join(c if c.isalnum() or c in "._-" else "-" for c in made).lstrip(".")
 
     @property
@@ -378,7 +381,7 @@ def check_resumable(old: TrainConfig, new: TrainConfig) -> None:
     changes = changed_keys(old, new)
     if changes:
         listed = ", ".join(
-            f"{key} (was {show_value(before)}, now {show_value(after)})" for key, before, after in changes
+            f"{key} (was {_shown(before)}, now {_shown(after)})" for key, before, after in changes
         )
         raise ConfigError(
             str(new.run_directory),
@@ -387,6 +390,10 @@ def check_resumable(old: TrainConfig, new: TrainConfig) -> None:
                 "resume it, or start a new run under another name (--set run.name=NAME)."
             ],
         )
+
+
+def _shown(value: Any) -> str:
+    return "not set" if value is None else show_value(value)
 
 
 def learner_config(config: TrainConfig) -> LearnerConfig:

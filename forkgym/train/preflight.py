@@ -37,9 +37,6 @@ def preflight(config: TrainConfig, *, source: str = "configuration") -> Algorith
         ConfigError: Every problem found, each with its key; or the run exists with another configuration.
         StoreError: There is something else in the run's directory.
     """
-    if RunStore.exists(config.run_directory):
-        with RunStore.open(config.run_directory) as store:
-            check_resumable(config_from_json(store.config), config)
     problems: list[str] = []
     algorithm: Algorithm | None = None
     try:
@@ -60,6 +57,10 @@ def preflight(config: TrainConfig, *, source: str = "configuration") -> Algorith
         problems.append("policy.device: torch finds no CUDA device; use 'auto' or 'cpu'.")
     if problems or algorithm is None:
         raise ConfigError(source, problems)
+    # Last, so that a misspelt key is called that and not a change.
+    if RunStore.exists(config.run_directory):
+        with RunStore.open(config.run_directory) as store:
+            check_resumable(config_from_json(store.config), config)
     return algorithm
 
 

@@ -60,7 +60,14 @@ def test_a_minimal_file_gets_defaults_for_the_rest(file: Path) -> None:
     assert config.algorithm.arguments == {"budget_fraction": 0.5}
     assert config.optimiser.betas == (0.9, 0.999)
     assert config.optimiser.lora is None
-    assert config.run_directory == Path("runs/twice-retrieval-Atlas-v0-seed0")
+    digest = config_digest(config)[:6]
+    assert config.run_directory == Path(f"runs/twice-retrieval-Atlas-v0-seed0-{digest}")
+
+
+def test_a_changed_configuration_without_a_name_is_another_run(file: Path) -> None:
+    plain = load_config(file)
+    assert load_config(file, ["algorithm.omega=0.5"]).run_directory != plain.run_directory
+    assert load_config(file, ["checkpoint.every=7"]).run_directory == plain.run_directory
 
 
 @pytest.mark.parametrize("name", ["../../elsewhere", "lab/mine", "..", "a\nb"])

@@ -41,11 +41,14 @@ class Env(ForkVerbs, gymnasium.Env[Any, Any]):
         version: The environment's own version, recorded in handles; change it when behaviour changes.
         time_limit: Steps after which an episode is truncated; `make(..., max_episode_steps=)` overrides it.
         replayable: False if the same seed and actions may not lead to the same state.
+        runs_in: Where `forkgym.aio.make` runs it unless told otherwise: "inline" (steps of microseconds), "thread"
+            (steps that wait) or "process" (steps that compute for long, or may crash).
     """
 
     version: ClassVar[str] = "1"
     time_limit: int | None = None
     replayable: ClassVar[bool] = True
+    runs_in: ClassVar[str] = "inline"
 
     _init_args: tuple[tuple[Any, ...], dict[str, Any]]
     _limit_given: int | None = None

@@ -54,7 +54,7 @@ class _Working(Actor):
         worker.generation += 1
         worker.runner = self._runner
 
-    async def handle(self, message: tuple[int | None, Any]) -> Any:
+    async def handle(self, message: tuple[int | None, Any]) -> tuple[int, Any]:
         generation, content = message
         runner, worker = self._runner, self._worker
         if runner is None:
@@ -63,7 +63,7 @@ class _Working(Actor):
             raise Refusal(worker.lost())
         with anyio.move_on_after(worker.call_timeout) as limit:
             try:
-                return await runner.call(content)
+                return worker.generation, await runner.call(content)
             except WorkerDied:
                 raise
             except Exception as error:  # the function's own error is its answer
@@ -124,13 +124,22 @@ class Worker:
             ActorDead, ActorStopped: The worker is not restarted any more.
             Exception: What the function raises.
         """
-        if self.actor is None:
-            raise ForkgymError(f"Worker {self.name!r} is not running; use its pool inside 'async with'.")
         if generation is not None and generation != self.generation:
             raise self.lost()
+        _, answer = await self._exchange(generation, message, timeout)
+        return answer
+
+    async def call_new(self, message: Any, *, timeout: float | None = None) -> tuple[int, Any]:
+        """As `call`, for something that the worker is to hold: (its generation, the answer)."""
+        return await self._exchange(None, message, timeout)
+
+    async def _exchange(self, generation: int | None, message: Any, timeout: float | None) -> tuple[int, Any]:
+        if self.actor is None:
+            raise ForkgymError(f"Worker {self.name!r} is not running; use its pool inside 'async with'.")
         self.outstanding += 1
         try:
-            return await self.actor.ask((generation, message), timeout=timeout)
+            answer: tuple[int, Any] = await self.actor.ask((generation, message), timeout=timeout)
+            return answer
         finally:
             self.outstanding -= 1
 

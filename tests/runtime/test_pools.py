@@ -108,6 +108,7 @@ def test_a_killed_process_is_seen_and_replaced_and_the_caller_decides_about_the_
     on("asyncio", main)
 
 
+@pytest.mark.slow
 def test_a_busy_process_answers_health_checks_and_a_call_that_hangs_is_given_up() -> None:
     async def main() -> None:
         async with Pool(SERVING, run="process", restarts=QUICK, call_timeout=1) as pool:
@@ -126,6 +127,7 @@ def test_a_busy_process_answers_health_checks_and_a_call_that_hangs_is_given_up(
     on("asyncio", main)
 
 
+@pytest.mark.slow
 def test_a_stopped_process_is_not_healthy() -> None:
     async def main() -> None:
         async with Pool(SERVING, run="process") as pool:
@@ -141,6 +143,7 @@ def test_a_stopped_process_is_not_healthy() -> None:
     on("asyncio", main)
 
 
+@pytest.mark.slow
 def test_a_thread_that_hangs_is_given_up_and_does_not_keep_the_program_alive() -> None:
     program = f"""
 from forkgym.runtime import ActorFailed, Pool, Restarts, run
@@ -160,6 +163,7 @@ run(main, loop="asyncio")
     assert time.monotonic() - began < 30
 
 
+@pytest.mark.slow
 def test_a_worker_that_cannot_start_is_dead_with_its_reason() -> None:
     async def main() -> None:
         async with Pool(FAILING, run="process", restarts=Restarts(limit=1, pause=0.01)) as pool:
@@ -239,7 +243,7 @@ async def main():
     async with Pool({SERVING!r}, size=2, run="process", close_within=30) as pool:
         pids = [await worker.call(["spawn", None]) for worker in pool.workers]
         pids += [health.pid for health in await pool.check()]
-        busy = asyncio.ensure_future(pool.call(["sleep", 60]))
+        busy = asyncio.ensure_future(pool.call([sys.argv[2], 60]))
         await asyncio.sleep(0.1)
         print(*pids, flush=True)
         await busy
@@ -248,19 +252,20 @@ run(main, loop=sys.argv[1])
 
 
 @pytest.mark.parametrize(
-    ("sent", "loop", "code"),
+    ("sent", "loop", "verb", "code"),
     [
-        (signal.SIGINT, "asyncio", None),
-        (signal.SIGINT, "uvloop", None),
-        (signal.SIGTERM, "asyncio", 143),
-        (signal.SIGTERM, "uvloop", 143),
-        (signal.SIGKILL, "asyncio", -9),
+        (signal.SIGINT, "asyncio", "sleep", None),
+        pytest.param(signal.SIGINT, "uvloop", "sleep", None, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, "asyncio", "sleep", 143, marks=pytest.mark.slow),
+        (signal.SIGTERM, "uvloop", "hang", 143),
+        (signal.SIGKILL, "asyncio", "hang", -9),
+        pytest.param(signal.SIGKILL, "uvloop", "sleep", -9, marks=pytest.mark.slow),
     ],
     ids=lambda value: getattr(value, "name", str(value)),
 )
-def test_no_process_outlives_its_owner(sent: signal.Signals, loop: str, code: int | None) -> None:
+def test_no_process_outlives_its_owner(sent: signal.Signals, loop: str, verb: str, code: int | None) -> None:
     owner = subprocess.Popen(
-        [sys.executable, "-c", _OWNER, loop], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", _OWNER, loop, verb], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert owner.stdout is not None
     try:

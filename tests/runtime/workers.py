@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -9,6 +10,11 @@ import threading
 import time
 from collections.abc import Callable
 from typing import Any
+
+import gymnasium
+import numpy as np
+
+import forkgym
 
 
 class _Serving:
@@ -29,6 +35,9 @@ class _Serving:
         if verb == "sleep":
             time.sleep(argument)
             return "slept"
+        if verb == "hang":
+            ctypes.PyDLL(None).sleep(argument)  # keeps the interpreter's lock: no thread of this process can run
+            return "hung"
         if verb == "who":
             return [os.getpid(), threading.current_thread() is threading.main_thread()]
         if verb == "print":
@@ -77,3 +86,20 @@ def gone(pids: list[int], within: float = 5.0) -> bool:
             return False
         time.sleep(0.02)
     return True
+
+
+class Computing(forkgym.Env):
+    """An environment that says where it should run."""
+
+    runs_in = "thread"
+    action_space = gymnasium.spaces.Discrete(2)
+    observation_space = gymnasium.spaces.Discrete(2)
+
+    def _reset(self, *, seed: int, options: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        return seed, {"thread": threading.current_thread().name, "array": np.arange(3), "tuple": (1, 2)}
+
+    def _step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return action, 0.0, False, False, {"bad": object()}
+
+
+forkgym.register("tests/Computing-v0", Computing)

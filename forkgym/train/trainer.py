@@ -352,7 +352,9 @@ class Trainer:
             self.state = msgspec.convert(extra, RunState)
             self.engine.publish(self.state.updates, self.learner.weights())
             self.engine.retire(0)
-        self.store.truncate_after(self.state.updates - 1)
+        dropped = self.store.truncate_after(self.state.updates - 1)
+        if extra is None and dropped:
+            self.log.warning("no checkpoint: the run starts again and its record with it", updates_dropped=dropped)
         if extra is not None:
             self.store.add_event(self.state.updates, "resumed", tokens=self.state.ledger.training_tokens)
         for evaluation in self.store.evaluations():

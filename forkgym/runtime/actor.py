@@ -21,6 +21,7 @@ __all__ = [
     "ActorStopped",
     "Envelope",
     "Mailbox",
+    "MailboxEmptied",
     "MailboxStatistics",
     "Refusal",
 ]
@@ -163,22 +164,30 @@ class Envelope:
         return self.reply is not None and self.reply.done()
 
 
+class MailboxEmptied(Exception):
+    """The mailbox is closed, and everything that was in it has been taken."""
+
+
 class Mailbox:
-    """A bounded queue for one taker, on an anyio memory object stream. No message is lost with a taker that dies.
+    """A bounded queue for one taker. Senders wait for room in order; nothing is lost with a sender or taker that dies.
+
+    Unlike an anyio memory object stream it hands nothing to a taker that waits: a message stays inside until the taker
+    runs, so one that is killed at that very moment has lost nothing (and a message costs a third).
 
     Args:
-        bound: Messages it holds at most; further senders wait, in order.
+        bound: Messages it holds at most.
     """
+
+    __slots__ = ("_bound", "_closed", "_held", "_highest", "_promised", "_received", "_senders", "_taker")
 
     def __init__(self, bound: int) -> None:
         if bound < 1:
             raise ValueError(f"a mailbox holds at least 1 message, not {bound}")
         self._bound = bound
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._held: deque[Envelope] = deque()
+        self._senders: deque[asyncio.Future[None]] = deque()
         self._promised = 0  # room that is kept for senders who were woken and have not come yet
-        self._send, self._receive = anyio.create_memory_object_stream[Envelope](bound)
-        self._held: deque[Envelope] = deque()  # in order; what the stream has, and what it gave to a taker that died
-        self._back: deque[Envelope] = deque()
+        self._taker: asyncio.Future[None] | None = None
         self._closed: ActorError | None = None
         self._highest = 0
         self._received = 0
@@ -194,79 +203,77 @@ class Mailbox:
             await self._room()
             self._require_open()
         self._held.append(envelope)
-        self._send.send_nowait(envelope)
         self._received += 1
         self._highest = max(self._highest, len(self._held))
+        self._wake_taker()
+
+    async def take(self) -> Envelope:
+        """The oldest message; waits for one.
+
+        Raises:
+            MailboxEmptied: The mailbox is closed and empty.
+        """
+        while not self._held:
+            if self._closed is not None:
+                raise MailboxEmptied
+            self._taker = asyncio.get_running_loop().create_future()
+            try:
+                await self._taker
+            finally:
+                self._taker = None
+        envelope = self._held.popleft()
+        self._wake_senders()
+        return envelope
+
+    def close(self, error: ActorError) -> None:
+        """Refuse further messages with `error`; those inside can still be taken."""
+        if self._closed is None:
+            self._closed = error
+            self._wake_senders()
+            self._wake_taker()
+
+    def empty(self) -> list[Envelope]:
+        """Take everything out of a closed mailbox."""
+        left = list(self._held)
+        self._held.clear()
+        return left
+
+    def statistics(self) -> MailboxStatistics:
+        """How full it is and was."""
+        return MailboxStatistics(self._bound, len(self._held), self._highest, len(self._senders), self._received)
 
     async def _room(self) -> None:
         """Wait for a turn to put; whatever ends the wait, no room is lost."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
+        self._senders.append(turn)
         try:
             await turn
         except BaseException:
             if not turn.done():
                 turn.cancel()
             if turn.cancelled():
-                self._waiting = deque(other for other in self._waiting if other is not turn)
+                self._senders = deque(other for other in self._senders if other is not turn)
             else:
                 self._promised -= 1
-                self._wake()
+                self._wake_senders()
             raise
         self._promised -= 1
 
-    def _wake(self) -> None:
+    def _wake_senders(self) -> None:
         """Promise the free room to those who wait longest; all may come once the mailbox is closed."""
-        while self._waiting and (self._closed is not None or len(self._held) + self._promised < self._bound):
-            turn = self._waiting.popleft()
+        while self._senders and (self._closed is not None or len(self._held) + self._promised < self._bound):
+            turn = self._senders.popleft()
             if not turn.done():
                 self._promised += 1
                 turn.set_result(None)
 
+    def _wake_taker(self) -> None:
+        if self._taker is not None and not self._taker.done():
+            self._taker.set_result(None)
+
     def _require_open(self) -> None:
         if self._closed is not None:
             raise self._closed
-
-    async def take(self) -> Envelope:
-        """The oldest message; waits for one.
-
-        Raises:
-            anyio.EndOfStream: The mailbox is closed and empty.
-        """
-        if self._back:
-            envelope = self._back.popleft()
-        else:
-            try:
-                envelope = self._receive.receive_nowait()
-            except anyio.WouldBlock:
-                envelope = await self._receive.receive()
-        self._held.popleft()
-        self._wake()
-        return envelope
-
-    def recover(self) -> None:
-        """Call after a taker died: a message that was handed to it, but not taken, is the next to be taken."""
-        if len(self._held) > self._receive.statistics().current_buffer_used + len(self._back):
-            self._back.append(self._held[0])
-
-    def close(self, error: ActorError) -> None:
-        """Refuse further messages with `error`; those inside can still be taken."""
-        if self._closed is None:
-            self._closed = error
-            self._send.close()
-            self._wake()
-
-    def empty(self) -> list[Envelope]:
-        """Take everything out, and end the mailbox; it must have been closed."""
-        left = list(self._held)
-        self._held.clear()
-        self._back.clear()
-        self._receive.close()
-        return left
-
-    def statistics(self) -> MailboxStatistics:
-        """How full it is and was."""
-        return MailboxStatistics(self._bound, len(self._held), self._highest, len(self._waiting), self._received)
 
 
 class ActorRef:

@@ -28,12 +28,14 @@ from forkgym.runtime.actor import (
     ActorStopped,
     Envelope,
     Mailbox,
+    MailboxEmptied,
     Refusal,
 )
 
 __all__ = ["Restarts", "Supervisor"]
 
 _log = logging.getLogger("forkgym.runtime")
+_log.addHandler(logging.NullHandler())  # quiet unless the program configures logging; statistics have it all
 _MESSAGES_IN_A_ROW = 32
 
 
@@ -137,7 +139,6 @@ class _Cell:
         self._state = "restarting"
         self._failures += 1
         self._last_failure = f"{type(cause).__name__}: {cause}"
-        self.mailbox.recover()
         now = anyio.current_time()
         self._recent.append(now)
         while self._recent[0] < now - self._restarts.within:
@@ -178,7 +179,7 @@ class _Cell:
             self._state = "idle"
             try:
                 envelope = await self.mailbox.take()
-            except anyio.EndOfStream:
+            except MailboxEmptied:
                 return
             if envelope.abandoned:
                 continue

@@ -400,7 +400,7 @@ def test_kills_do_strike() -> None:
 
 def test_a_message_handed_to_a_dying_actor_is_not_lost() -> None:
     """Killed at the very await at which a message arrives: the successor takes it, and nobody asks twice."""
-    for at in range(1, 9):
+    for at in range(1, 6):
 
         async def main() -> int:
             async with Supervisor(PATIENT) as supervisor:

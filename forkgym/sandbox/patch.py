@@ -75,7 +75,8 @@ def _body(path: str, left: bytes, right: bytes, added: bool, deleted: bool) -> s
     except UnicodeDecodeError:
         texts = ("\0", "\0")
     if any("\0" in text for text in texts):
-        return f"index {_blob(left, added)}..{_blob(right, deleted)}\nGIT binary patch\n{_literal(right)}\n{_literal(left)}\n"
+        names = f"{_blob(left, added)}..{_blob(right, deleted)}"
+        return f"index {names}\nGIT binary patch\n{_literal(right)}\n{_literal(left)}\n"
     lines = [text.split("\n") for text in texts]
     halves = [[f"{line}\n" for line in half[:-1]] + ([half[-1]] if half[-1] else []) for half in lines]
     source = "/dev/null" if added else _quote("a/" + name)
@@ -89,7 +90,7 @@ def _body(path: str, left: bytes, right: bytes, added: bool, deleted: bool) -> s
 
 
 def _blob(data: bytes, absent: bool) -> str:
-    """git's name of a content; it applies a binary hunk only to the content that the hunk names."""
+    """The name git gives a content; it applies a binary hunk only to the content that the hunk names."""
     return "0" * 40 if absent else sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
 
 

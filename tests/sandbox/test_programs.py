@@ -17,6 +17,7 @@ from hypothesis.stateful import (
     consumes,
     initialize,
     invariant,
+    precondition,
     rule,
     run_state_machine_as_test,
 )
@@ -147,6 +148,7 @@ class Programs(RuleBasedStateMachine):
         world.sandbox.restore(kept[0])
         world.tree = dict(kept[1])
 
+    @precondition(lambda self: len(self.alive) > 1)
     @rule(world=consumes(worlds))
     def close(self, world: World) -> None:
         world.sandbox.close()

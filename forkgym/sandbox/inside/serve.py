@@ -29,6 +29,9 @@ MESSAGE = 1 << 16
 """Longer messages travel as a memory file beside an empty one."""
 
 
+_LATEST = 64  # layers that wait to be dropped before requests wait for that
+
+
 class Running:
     """A command that has not ended."""
 
@@ -93,6 +96,8 @@ class Broker:
         self._owner = config["owner"]
         self._drops = not config["user_namespace"]
         self._networks: list[int] = []
+        self._unused: list[int] = []
+        self._prepared = False
         self._spawner = Spawner(
             config["library"],
             rootfs.open_template(),
@@ -112,13 +117,24 @@ class Broker:
         while True:
             deadlines = [command.deadline for command in self._running.values() if command.deadline is not None]
             wait = max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
-            for key, _ in self._selector.select(wait):
+            spare_time = self._unused or not self._prepared
+            events = self._selector.select(0 if spare_time else wait)
+            for key, _ in events:
                 key.data(key.fileobj)
+            if spare_time and (not events or len(self._unused) > _LATEST):
+                self._tidy()
             now = time.monotonic()
             for command in self._running.values():
                 if command.deadline is not None and command.deadline <= now:
                     command.timed_out, command.deadline = True, None
                     command.kill()
+
+    def _tidy(self) -> None:
+        """One small piece of the work that no answer waits for."""
+        if self._unused:
+            self.store.drop(self._unused.pop())
+        else:
+            self._prepared = not self.store.prepare()
 
     def _accept(self, control: socket.socket) -> None:
         message, descriptors = receive(control)
@@ -145,8 +161,8 @@ class Broker:
                 self._running[channel].kill()
             return
         try:
-            for layer in message.get("unused", ()):
-                self.store.drop(layer)
+            self._unused += message.get("unused", ())
+            self._prepared = False
             if message["op"] == "run":
                 answer = self._run(channel, message, descriptors)
             else:

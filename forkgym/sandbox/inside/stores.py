@@ -6,6 +6,7 @@ A store hands out numbered layers. ``begin`` makes a writable one over frozen on
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import OrderedDict
 from typing import Protocol
@@ -17,6 +18,7 @@ __all__ = ["CopyStore", "OverlayStore", "Store"]
 
 PARTS = ("tree", "tmp")
 _KEPT_MOUNTS = 256
+_SPARE = 4
 
 
 class Store(Protocol):
@@ -67,18 +69,37 @@ class OverlayStore:
         self._held: dict[int, _Layer] = {}
         self._mounted: OrderedDict[int, None] = OrderedDict()
         self._pinned: dict[int, int] = {}
+        self._spare: list[int] = []
         self._next = 1
 
-    def _new(self, image: str, frozen: tuple[int, ...], space: int, files: int) -> int:
+    def prepare(self) -> bool:
+        """Make an empty layer ahead of need, while there is nothing else to do; False when there are enough."""
+        if len(self._spare) >= _SPARE:
+            return False
+        self._spare.append(self._blank())
+        return True
+
+    def _blank(self) -> int:
         number = self._next
         self._next += 1
         folder = f"{self._layers}/{number}"
         os.mkdir(folder)
         try:
-            options = f"size={max(space, 65_536)},nr_inodes={max(files, 64)},mode=755"
-            kernel.mount("layer", folder, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, options)
+            kernel.mount("layer", folder, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=64k,mode=755")
             os.mkdir(f"{folder}/u", 0o755)
             os.mkdir(f"{folder}/w", 0o755)
+            os.mkdir(f"{self._views}/{number}")
+        except OSError:
+            self._discard(number)
+            raise
+        return number
+
+    def _new(self, image: str, frozen: tuple[int, ...], space: int, files: int) -> int:
+        number = self._spare.pop() if self._spare else self._blank()
+        options = f"size={max(space, 65_536)},nr_inodes={max(files, 64)}"
+        flags = kernel.MS_REMOUNT | kernel.MS_NOSUID | kernel.MS_NODEV
+        try:
+            kernel.mount("layer", f"{self._layers}/{number}", "tmpfs", flags, options)
         except OSError:
             self._discard(number)
             raise
@@ -100,13 +121,8 @@ class OverlayStore:
             raise ValueError(f"layer {layer} is frozen; writing starts on a new one")
         lower = ":".join([*(f"{self._layers}/{number}/u" for number in held.frozen), f"{self._images}/{held.image}"])
         upper = f"upperdir={self._layers}/{layer}/u,workdir={self._layers}/{layer}/w"
-        os.mkdir(view)
-        try:
-            flags = kernel.MS_NOSUID | kernel.MS_NODEV
-            kernel.mount("state", view, "overlay", flags, f"lowerdir={lower},{upper},userxattr")
-        except OSError:
-            os.rmdir(view)
-            raise
+        flags = kernel.MS_NOSUID | kernel.MS_NODEV
+        kernel.mount("state", view, "overlay", flags, f"lowerdir={lower},{upper},userxattr")
         self._mounted[layer] = None
         if not held.empty:
             status = os.statvfs(f"{self._layers}/{layer}")
@@ -131,7 +147,6 @@ class OverlayStore:
         if layer in self._mounted:
             del self._mounted[layer]
             kernel.umount(f"{self._views}/{layer}")
-            os.rmdir(f"{self._views}/{layer}")
 
     def freeze(self, layer: int) -> tuple[bool, int]:
         """See `Store.freeze`."""
@@ -164,6 +179,8 @@ class OverlayStore:
         if os.path.ismount(folder):
             kernel.umount(folder)
         os.rmdir(folder)
+        with contextlib.suppress(FileNotFoundError):
+            os.rmdir(f"{self._views}/{number}")
 
     def drop(self, layer: int) -> None:
         """See `Store.drop`."""
@@ -206,6 +223,10 @@ class CopyStore:
     def root(self, layer: int) -> str:
         """See `Store.root`."""
         return f"{self._layers}/{layer}/u"
+
+    def prepare(self) -> bool:
+        """Nothing can be made ahead of need."""
+        return False
 
     def pin(self, layer: int) -> None:
         """Nothing to keep: a copy is always there."""

@@ -380,7 +380,7 @@ class Environments:
             **kwargs: Constructor arguments; portable data for a process.
         """
         places = self._places if worker is None else [self._places[worker]]
-        place = min(places, key=lambda place: place.living + place.worker.outstanding)
+        place = min(places, key=lambda place: (not place.worker.alive, place.living + place.worker.outstanding))
         if max_episode_steps is not None:
             kwargs["max_episode_steps"] = max_episode_steps
         handle = id.to_bytes() if isinstance(id, Handle) else None

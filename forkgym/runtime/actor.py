@@ -238,6 +238,16 @@ class Mailbox:
         self._held.clear()
         return left
 
+    @property
+    def closed(self) -> bool:
+        """Whether it refuses further messages."""
+        return self._closed is not None
+
+    @property
+    def finished(self) -> bool:
+        """Whether it is closed and empty."""
+        return self._closed is not None and not self._held
+
     def statistics(self) -> MailboxStatistics:
         """How full it is and was."""
         return MailboxStatistics(self._bound, len(self._held), self._highest, len(self._senders), self._received)
@@ -321,6 +331,11 @@ class ActorRef:
             ActorDead, ActorStopped: There is no such actor any more.
         """
         await self._mailbox.put(Envelope(message, None))
+
+    @property
+    def alive(self) -> bool:
+        """Whether it takes messages, now or after a restart."""
+        return not self._mailbox.closed
 
     def statistics(self) -> ActorStatistics:
         """The actor and its mailbox at this moment."""

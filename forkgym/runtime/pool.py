@@ -143,6 +143,11 @@ class Worker:
         finally:
             self.outstanding -= 1
 
+    @property
+    def alive(self) -> bool:
+        """Whether it takes calls, now or after a restart; False once it has failed too often."""
+        return self.actor is not None and self.actor.alive
+
     def lost(self) -> WorkerDied:
         """The error of a call that belongs to an earlier generation."""
         return WorkerDied(f"Worker {self.name!r} was restarted, and what it held is gone. Make it again.")
@@ -207,8 +212,8 @@ class Pool:
         self._supervisor = Supervisor(restarts, stop_within=close_within + 5.0)
 
     async def call(self, message: Any, *, timeout: float | None = None) -> Any:
-        """Have the function called by the worker with the fewest calls outstanding; see `Worker.call`."""
-        worker = min(self.workers, key=lambda worker: worker.outstanding)
+        """Have the function called by the living worker with the fewest calls outstanding; see `Worker.call`."""
+        worker = min(self.workers, key=lambda worker: (not worker.alive, worker.outstanding))
         return await worker.call(message, timeout=timeout)
 
     async def check(self, timeout: float = 5.0) -> list[Health]:

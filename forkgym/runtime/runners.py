@@ -209,16 +209,20 @@ class ProcessRunner:
         _require_real(asyncio.get_running_loop(), "a process")
         encoded = wire.encode(wire.Start(self._entry, self._config))
         ours, theirs = socket.socketpair()
-        with theirs:
-            ours.setblocking(False)
-            self._process = subprocess.Popen(  # noqa: S603  # our own interpreter and program
-                [sys.executable, "-c", _PROGRAM, str(theirs.fileno()), str(os.getpid()), json.dumps(sys.path)],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=2,  # what an environment prints is not what its owner prints
-                start_new_session=True,
-            )
-        reader, self._writer = await asyncio.open_connection(sock=ours)
+        try:
+            with theirs:
+                ours.setblocking(False)
+                self._process = subprocess.Popen(  # noqa: S603  # our own interpreter and program
+                    [sys.executable, "-c", _PROGRAM, str(theirs.fileno()), str(os.getpid()), json.dumps(sys.path)],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=2,  # what an environment prints is not what its owner prints
+                    start_new_session=True,
+                )
+            reader, self._writer = await asyncio.open_connection(sock=ours)
+        except BaseException:
+            ours.close()
+            raise
         ready = self._expect(0)
         self._reading = asyncio.get_running_loop().create_task(self._read(reader), name=f"read {self._entry}")
         self._writer.write(encoded)

@@ -123,6 +123,8 @@ class _Cell:
                             )
                             _log.error("%s", end)
                             break
+                        if self.mailbox.finished:  # it failed while it stopped: there is nothing to come back for
+                            break
         finally:
             self.finish(end)
 

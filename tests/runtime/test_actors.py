@@ -294,6 +294,29 @@ def test_an_actor_watches_what_it_depends_on() -> None:
     on_virtual(main)
 
 
+def test_an_actor_that_fails_while_it_stops_is_not_brought_back() -> None:
+    objects: list[Actor] = []
+
+    class Clumsy(Actor):
+        async def start(self) -> None:
+            objects.append(self)
+
+        async def handle(self, message: Any) -> None:
+            pass
+
+        async def stop(self) -> None:
+            raise OSError("cannot clean up")
+
+    async def main() -> None:
+        async with Supervisor(PATIENT) as supervisor:
+            actor = supervisor.spawn(Clumsy, name="clumsy")
+            await actor.ask(1)
+        assert "cannot clean up" in actor.statistics().last_failure
+        assert len(objects) == 1
+
+    on_virtual(main)
+
+
 def test_misuse_is_named() -> None:
     async def main() -> None:
         supervisor = Supervisor()

@@ -26,7 +26,7 @@ from forkgym.core import (
     StateError,
     UnknownEnvironmentError,
 )
-from forkgym.runtime import ActorFailed, Restarts, WorkerDied, run
+from forkgym.runtime import ActorFailed, Fault, Restarts, WorkerDied, run
 
 from . import workers  # registers tests/Computing-v0
 
@@ -142,6 +142,50 @@ def test_inline_environments_run_on_the_virtual_loop_under_any_order(seed: int) 
     run(main, loop="virtual", seed=seed)
 
 
+async def episode(environments: aio.Environments, number: int, again: list[int]) -> list[Any]:
+    """An episode with a fork on the way; begun again from its handle where its worker was lost."""
+    rng = np.random.default_rng(number)
+    chooser = forkgym.make(TOYS[number % 4])
+    chooser.reset(seed=number)
+    actions = [chooser.sample_action(rng) for _ in range(6)]
+    handle: forkgym.Handle | None = None
+    while True:
+        try:
+            env = await environments.make(handle or TOYS[number % 4])
+            if handle is None:
+                await env.reset(seed=number)
+                handle = await env.handle()
+            twin = await env.fork(luck=Luck.fresh(number + 1))
+            return [await play(env, actions), await play(twin, actions)]
+        except (ActorFailed, WorkerDied):
+            again.append(number)
+
+
+async def play(env: aio.AsyncEnv, actions: list[Any]) -> list[Any]:
+    steps = []
+    for action in actions:
+        steps.append(await env.step(action))
+        if steps[-1][2] or steps[-1][3]:
+            break
+    return [steps, await env.state_hash()]
+
+
+async def episodes(count: int, again: list[int]) -> list[Any]:
+    patient = Restarts(limit=1000, pause=0.01)
+    async with aio.Environments(size=3, restarts=patient, mailbox=2) as environments:
+        return list(await asyncio.gather(*[episode(environments, number, again) for number in range(count)]))
+
+
+def test_episodes_are_the_same_whatever_the_schedule_and_whoever_is_killed() -> None:
+    calm = run(episodes, 12, [], loop="virtual", seed=None)
+    again: list[int] = []
+    for seed in range(60):
+        source = np.random.default_rng(seed)
+        kills = [Fault(f"actor:environments-{source.integers(3)}", int(source.integers(1, 60))) for _ in range(4)]
+        assert run(episodes, 12, again, loop="virtual", seed=seed, faults=kills) == calm, f"seed {seed}"
+    assert len(again) > 100
+
+
 @pytest.mark.parametrize("runner", RUNNERS)
 def test_misuse_is_the_same_error_as_here(runner: Any) -> None:
     async def main() -> None:
@@ -238,7 +282,7 @@ def test_what_nobody_refers_to_is_freed_with_the_next_verb() -> None:
     run(main, loop="asyncio")
 
 
-@pytest.mark.parametrize("runner", RUNNERS)
+@pytest.mark.parametrize("runner", ["inline", "thread", pytest.param("process", marks=pytest.mark.slow)])
 def test_make_can_be_awaited_and_its_worker_ends_with_the_last_environment(runner: Any) -> None:
     async def main() -> None:
         env = await aio.make("toy/Chain-v0", run=runner)

@@ -173,6 +173,19 @@ def test_a_worker_that_cannot_start_is_dead_with_its_reason() -> None:
     on("asyncio", main)
 
 
+def test_calls_avoid_a_dead_worker() -> None:
+    async def main() -> None:
+        async with Pool(SERVING, size=2, run="process", restarts=Restarts(limit=0)) as pool:
+            assert await asyncio.gather(*[pool.call(["times", n]) for n in range(4)]) == [0, 2, 4, 6]
+            with pytest.raises(ActorFailed, match="status 3"):
+                await pool.workers[0].call(["exit", 3])
+            with pytest.raises(ActorDead):
+                await pool.workers[0].call(["times", 1])
+            assert await asyncio.gather(*[pool.call(["times", n]) for n in range(4)]) == [0, 2, 4, 6]
+
+    on("asyncio", main)
+
+
 def test_misuse_is_named() -> None:
     with pytest.raises(ForkgymError, match="Did you mean 'thread'"):
         Pool(SERVING, run="thred")  # type: ignore[arg-type]
@@ -257,7 +270,7 @@ run(main, loop=sys.argv[1])
         (signal.SIGINT, "asyncio", "sleep", None),
         pytest.param(signal.SIGINT, "uvloop", "sleep", None, marks=pytest.mark.slow),
         pytest.param(signal.SIGTERM, "asyncio", "sleep", 143, marks=pytest.mark.slow),
-        (signal.SIGTERM, "uvloop", "hang", 143),
+        pytest.param(signal.SIGTERM, "uvloop", "hang", 143, marks=pytest.mark.slow),
         (signal.SIGKILL, "asyncio", "hang", -9),
         pytest.param(signal.SIGKILL, "uvloop", "sleep", -9, marks=pytest.mark.slow),
     ],

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
 import socket
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -201,6 +205,7 @@ def test_without_a_seed_every_event_comes_as_on_cpythons_loop(program: Program) 
     assert len(virtual) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", [sleepers, producer_and_consumers, anyio_on_top], ids=lambda p: p.__name__)
 def test_the_real_clock_gives_the_same_order(program: Program) -> None:
     """The same on `asyncio.new_event_loop()` and real time: the oracle of the other tests is no special case."""
@@ -294,6 +299,53 @@ def test_a_seed_names_one_order_and_other_seeds_name_others() -> None:
     for order in orders:
         for name in "abcd":
             assert [step for step in order if step[0] == name] == [f"{name}{step}" for step in range(3)]
+
+
+async def many_sets(trace: Trace) -> None:
+    """Groups, scopes and streams keep what they cancel and wake in sets, whose order is that of addresses."""
+    send, receive = anyio.create_memory_object_stream[int]()
+
+    async def waits(name: str) -> None:
+        try:
+            with anyio.fail_after(100):
+                async with receive.clone() as mine, anyio.create_task_group() as group:
+                    group.start_soon(mine.receive)
+                    group.start_soon(anyio.sleep, 50)
+        except BaseException as error:
+            trace(name, type(error).__name__)
+            raise
+        finally:
+            trace(name, "left")
+
+    for end in ("cancelled", "closed"):
+        with contextlib.suppress(BaseExceptionGroup):
+            async with anyio.create_task_group() as group:
+                for index in range(20):
+                    group.start_soon(waits, f"{end} {index}")
+                await anyio.sleep(TICK)
+                if end == "cancelled":
+                    group.cancel_scope.cancel()
+                else:
+                    send.close()
+    receive.close()
+
+
+def test_a_seed_gives_the_same_order_in_another_process() -> None:
+    program = (
+        "from tests.runtime.test_virtual_loop import *\n"
+        "rubbish = [object() for _ in range(int(sys.argv[1]))]\n"
+        "print([trace_of(many_sets, VirtualLoop(seed=seed)) for seed in range(3)])\n"
+    )
+    traces = set()
+    for salt in ("0", "1234", "99"):
+        environment = {**os.environ, "PYTHONHASHSEED": salt}
+        done = subprocess.run(
+            [sys.executable, "-c", "import sys\n" + program, salt],
+            cwd=Path(__file__).parents[2], capture_output=True, text=True, env=environment, timeout=60,
+        )  # fmt: skip
+        assert "cancelled 7" in done.stdout, done.stderr
+        traces.add(done.stdout)
+    assert len(traces) == 1
 
 
 def test_every_order_of_three_steps_is_met() -> None:

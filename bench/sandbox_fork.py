@@ -189,7 +189,7 @@ def measure(size: str, files: int, repeats: int, backend: str) -> dict[str, Any]
             _one_round(sandbox, Clock(), number)
         rivals = Rivals(tree, folder)
         rivals.one_round(Clock())
-        batches = max(1, min(5, repeats))
+        batches = max(1, min(3, repeats))
         for batch in range(batches):
             for number in range(batch, repeats, batches):
                 _one_round(sandbox, clock, number)

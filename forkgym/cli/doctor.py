@@ -65,6 +65,7 @@ def examine(*, check_engine: bool = True) -> dict[str, dict[str, Any]]:
         "machine": _machine(),
         "torch": _torch() if find_spec("torch") is not None else {},
         "data": _data(),
+        "sandbox": _sandbox(),
         "missing extras": {
             extra: f"{', '.join(names)}  (pip install 'forkgym[{extra}]')"
             for extra, names in missing_by_extra().items()
@@ -113,6 +114,22 @@ def _data() -> dict[str, Any]:
     if not path.is_dir():
         return {"FORKGYM_DATA": f"{folder} is not a directory; set it to the directory with your data"}
     return {"FORKGYM_DATA": f"{folder} ({sum(1 for _ in path.iterdir())} entries)"}
+
+
+def _sandbox() -> dict[str, Any]:
+    """Every way to keep and run sandboxes, tried on this machine."""
+    from forkgym.sandbox import SandboxError, probe
+
+    try:
+        results = probe()
+    except (SandboxError, OSError) as error:
+        return {"sandbox": f"the probe failed: {error}"}
+    return {
+        f"{result.backend}, {'isolated' if result.isolation == 'namespaces' else 'files only'}": (
+            f"{'yes' if result.available else 'no'}: {result.reason}"
+        )
+        for result in results
+    }
 
 
 def _promises() -> dict[str, Any]:

@@ -12,6 +12,7 @@ from .images import Image
 from .inside.trees import Item
 from .limits import Limits
 from .output import CompletedCommand
+from .state import Difference
 
 __all__ = ["Command", "Engine", "Layer"]
 
@@ -22,14 +23,15 @@ class Layer:
     Attributes:
         number: The engine's number.
         bytes: What it holds, once frozen.
-        items: Its findings, once scanned and frozen.
+        difference: Of the state whose topmost frozen layer this is, once it was asked for. A frozen layer lies on one
+            stack for ever, so this never changes.
     """
 
-    __slots__ = ("__weakref__", "_unused", "bytes", "items", "number")
+    __slots__ = ("__weakref__", "_unused", "bytes", "difference", "number")
 
     def __init__(self, number: int, unused: deque[int], size: int = 0) -> None:
         self.number, self.bytes, self._unused = number, size, unused
-        self.items: list[Item] | None = None
+        self.difference: Difference | None = None
 
     def __del__(self) -> None:
         self._unused.append(self.number)

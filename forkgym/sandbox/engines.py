@@ -13,7 +13,7 @@ from .engine import Engine
 from .errors import BackendUnavailableError, SandboxError
 from .images import ImageStore
 from .inside import seccomp as system_calls
-from .limits import Limits, visible_directories
+from .limits import Limits, is_own_place, visible_directories
 from .local import LocalEngine, supports_reflink
 
 __all__ = ["BACKENDS", "ProbeResult", "close_engines", "engine_for", "image_store", "probe"]
@@ -124,6 +124,8 @@ def engine_for(
     for place in places:
         if not os.path.isabs(place) or not os.path.isdir(place):
             raise SandboxError(f"visible place {place!r} is no absolute path of a directory")
+        if is_own_place(place):
+            raise SandboxError(f"visible place {place!r} cannot be shown: the sandbox has its own files there")
     names = BACKENDS if backend == "auto" else (backend,)
     reasons = []
     with _lock:

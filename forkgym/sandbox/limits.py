@@ -10,7 +10,8 @@ import msgspec
 
 from .errors import SandboxError
 
-__all__ = ["DETERMINISTIC_ENVIRONMENT", "Limits", "command_environment", "visible_directories"]
+__all__ = ["DETERMINISTIC_ENVIRONMENT", "Limits", "command_environment", "is_own_place", "visible_directories"]
+_OWN_PLACES = ("/tmp", "/testbed", "/proc", "/dev", "/etc")  # noqa: S108
 
 DETERMINISTIC_ENVIRONMENT: Mapping[str, str] = {
     "HOME": "/tmp",  # noqa: S108
@@ -89,12 +90,22 @@ def command_environment() -> dict[str, str]:
     return {**DETERMINISTIC_ENVIRONMENT, "PATH": ":".join(dict.fromkeys(folders))}
 
 
+def is_own_place(path: str) -> bool:
+    """Whether a sandbox has its own files at this path, so that nothing of the host can be shown there."""
+    return any(f"{path}/".startswith(f"{place}/") for place in _OWN_PLACES)
+
+
 def visible_directories() -> tuple[str, ...]:
     """What commands see of the host by default, read-only: system programs and libraries, and this Python."""
     wanted = ["/usr", *(f"/{name}" for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"))]
     wanted += [os.path.realpath(sys.base_prefix), os.path.abspath(sys.prefix)]
     kept: list[str] = []
     for path in wanted:
-        if os.path.isdir(path) and not os.path.islink(path) and not any(f"{path}/".startswith(f"{k}/") for k in kept):
+        if (
+            not is_own_place(path)
+            and os.path.isdir(path)
+            and not os.path.islink(path)
+            and not any(f"{path}/".startswith(f"{k}/") for k in kept)
+        ):
             kept.append(path)
     return tuple(kept)

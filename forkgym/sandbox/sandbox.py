@@ -55,14 +55,13 @@ class Snapshot:
         environment: The sandbox's own variables.
     """
 
-    __slots__ = ("_difference", "_engine", "_layers", "cwd", "environment", "image")
+    __slots__ = ("_engine", "_layers", "cwd", "environment", "image")
 
     def __init__(
         self, engine: Engine, image: Image, layers: tuple[Layer, ...], cwd: str, environment: Mapping[str, str]
     ) -> None:
         self._engine, self.image, self._layers, self.cwd = engine, image, layers, cwd
         self.environment = dict(environment)
-        self._difference: Difference | None = None
 
     @property
     def depth(self) -> int:
@@ -128,7 +127,6 @@ class Sandbox:
     def _adopt(self, snapshot: Snapshot) -> None:
         self._layers, self.cwd = snapshot._layers, snapshot.cwd
         self.environment = dict(snapshot.environment)
-        self._frozen_difference: Difference | None = snapshot._difference if self._layers else {}
         self._upper: Layer | None = None
         self._touched = False
         self._current: Difference | None = None
@@ -274,9 +272,7 @@ class Sandbox:
         return self._snapshot_of_frozen()
 
     def _snapshot_of_frozen(self) -> Snapshot:
-        snapshot = Snapshot(self._engine, self.image, self._layers, self.cwd, self.environment)
-        snapshot._difference = self._frozen_difference
-        return snapshot
+        return Snapshot(self._engine, self.image, self._layers, self.cwd, self.environment)
 
     def _freeze(self, upper: Layer) -> None:
         known = self._current
@@ -286,10 +282,12 @@ class Sandbox:
 
     def _frozen(self, upper: Layer, known: Difference | None) -> None:
         self._layers = (upper,) if self._engine.whole_copies else (upper, *self._layers)
-        self._upper, self._touched, self._frozen_difference = None, False, known
+        upper.difference = known
+        self._upper, self._touched = None, False
         if len(self._layers) > MAXIMUM_DEPTH:
-            self._frozen_difference = self._difference_of_frozen()
+            difference = self._difference_of_frozen()
             self._layers = (self._engine.flatten(self._layers),)
+            self._layers[0].difference = difference
 
     def restore(self, snapshot: Snapshot) -> None:
         """Go back (or over) to a state of the same base.
@@ -349,14 +347,12 @@ class Sandbox:
     # --- differences
 
     def _difference_of_frozen(self) -> Difference:
-        if self._frozen_difference is None:
-            difference: Difference = {}
-            for layer in reversed(self._layers):
-                if layer.items is None:
-                    layer.items = self._engine.scan(layer)
-                difference = apply_layer(difference, self.image.manifest, layer.items)
-            self._frozen_difference = difference
-        return self._frozen_difference
+        known = next((n for n, layer in enumerate(self._layers) if layer.difference is not None), len(self._layers))
+        difference = (self._layers[known].difference if known < len(self._layers) else None) or {}
+        for layer in reversed(self._layers[:known]):
+            difference = apply_layer(difference, self.image.manifest, self._engine.scan(layer))
+            layer.difference = difference
+        return difference
 
     def difference(self) -> Difference:
         """What differs from the base, scratch paths included: path in the image → entry, None for deleted."""
@@ -410,7 +406,7 @@ class Sandbox:
     def close(self) -> None:
         """Let go of the state; snapshots and forks of it stay usable. Twice is no error."""
         self._closed, self._layers, self._upper = True, (), None
-        self._current = self._frozen_difference = None
+        self._current = None
 
     def __enter__(self) -> Sandbox:
         return self

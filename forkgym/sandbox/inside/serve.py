@@ -29,6 +29,7 @@ MESSAGE = 1 << 16
 """Longer messages travel as a memory file beside an empty one."""
 
 
+_IDLE = 0.001  # seconds without a request before work is done that nobody waits for
 _LATEST = 64  # layers that wait to be dropped before requests wait for that
 
 
@@ -117,11 +118,11 @@ class Broker:
         while True:
             deadlines = [command.deadline for command in self._running.values() if command.deadline is not None]
             wait = max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
-            spare_time = self._unused or not self._prepared
-            events = self._selector.select(0 if spare_time else wait)
+            chores = bool(self._unused) or not self._prepared
+            events = self._selector.select(min(_IDLE, _IDLE if wait is None else wait) if chores else wait)
             for key, _ in events:
                 key.data(key.fileobj)
-            if spare_time and (not events or len(self._unused) > _LATEST):
+            if chores and (not events or len(self._unused) > _LATEST):
                 self._tidy()
             now = time.monotonic()
             for command in self._running.values():
@@ -130,10 +131,10 @@ class Broker:
                     command.kill()
 
     def _tidy(self) -> None:
-        """One small piece of the work that no answer waits for."""
-        if self._unused:
+        """Work that no answer waits for, in small pieces."""
+        for _ in range(min(4, len(self._unused))):
             self.store.drop(self._unused.pop())
-        else:
+        if not self._unused:
             self._prepared = not self.store.prepare()
 
     def _accept(self, control: socket.socket) -> None:

@@ -18,7 +18,7 @@ __all__ = ["CopyStore", "OverlayStore", "Store"]
 
 PARTS = ("tree", "tmp")
 _KEPT_MOUNTS = 256
-_SPARE = 4
+_SPARE = 8
 
 
 class Store(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,7 @@ from forkgym.runtime import (
     ActorFailed,
     ActorStopped,
     Fault,
+    Killed,
     Refusal,
     Restarts,
     Supervisor,
@@ -164,6 +166,28 @@ def test_senders_who_give_up_lose_no_room() -> None:
             assert actor.statistics().mailbox.used == 0
 
     on_virtual(main)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_senders_who_are_killed_lose_no_room(seed: int) -> None:
+    async def main() -> None:
+        async with Supervisor() as supervisor:
+            actor = supervisor.spawn(Squaring, name="squaring", mailbox=1)
+
+            async def sender() -> None:
+                with contextlib.suppress(Killed):
+                    for number in range(3):
+                        await actor.tell(number)
+
+            async with anyio.create_task_group() as group:
+                for index in range(6):
+                    group.start_soon(sender, name=f"sender:{index}")
+            for number in range(10):
+                assert await actor.ask(number, timeout=1) == number * number
+            assert actor.statistics().mailbox.waiting == 0
+
+    source = random.Random(seed)
+    on_virtual(main, seed=seed, faults=[Fault(f"sender:{index}", source.randint(1, 3)) for index in range(5)])
 
 
 def test_a_message_whose_asker_has_gone_is_not_worked_on() -> None:

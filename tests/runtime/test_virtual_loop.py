@@ -258,6 +258,25 @@ def test_the_clock_moves_under_a_program_that_polls() -> None:
         assert runner.run(main()) == 5
 
 
+def test_timers_of_almost_one_instant_fire_together_and_none_before_its_time() -> None:
+    """As on CPython's loop, whose clock has a resolution of a nanosecond."""
+    happened: list[tuple[str, bool]] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+
+        def fire(name: str, when: float) -> None:
+            happened.append((name, loop.time() >= when))
+            loop.call_soon(happened.append, (f"after {name}", True))
+
+        for name, when in (("a", 1.0), ("b", 1.0 + 1e-10), ("c", 1.0 + 1e-6)):
+            loop.call_at(when, fire, name, when)
+        await asyncio.sleep(2)
+
+    run(main, loop="virtual", seed=None)
+    assert happened == [(name, True) for name in ("a", "b", "after a", "after b", "c", "after c")]
+
+
 def test_cancelled_timers_do_not_pile_up() -> None:
     loop = VirtualLoop()
 
@@ -330,11 +349,25 @@ async def many_sets(trace: Trace) -> None:
     receive.close()
 
 
+async def one_group(trace: Trace) -> None:
+    async def waits(name: str) -> None:
+        try:
+            await asyncio.sleep(100)
+        finally:
+            trace(name, "stopped")
+
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(TICK), asyncio.TaskGroup() as group:
+            for index in range(30):
+                group.create_task(waits(f"grouped {index}"))
+
+
 def test_a_seed_gives_the_same_order_in_another_process() -> None:
     program = (
         "from tests.runtime.test_virtual_loop import *\n"
-        "rubbish = [object() for _ in range(int(sys.argv[1]))]\n"
+        "rubbish = [bytes(n % 400) for n in range(int(sys.argv[1]))]  # moves what is allocated next\n"
         "print([trace_of(many_sets, VirtualLoop(seed=seed)) for seed in range(3)])\n"
+        "print(trace_of(one_group, VirtualLoop(seed=None)))\n"
     )
     traces = set()
     for salt in ("0", "1234", "99"):
@@ -344,6 +377,7 @@ def test_a_seed_gives_the_same_order_in_another_process() -> None:
             cwd=Path(__file__).parents[2], capture_output=True, text=True, env=environment, timeout=60,
         )  # fmt: skip
         assert "cancelled 7" in done.stdout, done.stderr
+        assert "grouped 7" in done.stdout
         traces.add(done.stdout)
     assert len(traces) == 1
 

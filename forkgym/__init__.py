@@ -36,6 +36,7 @@ from forkgym.core.registry import discover as _discover
 
 if TYPE_CHECKING:
     from forkgym.core.wrap import fork, wrap
+    from forkgym.runtime import run as run
 
 __all__ = [
     "SAME",
@@ -60,7 +61,7 @@ __all__ = [
 ]
 
 # What only some programs use is imported when it is first asked for: this package is imported by every process.
-_LAZY = {"fork": "forkgym.core.wrap", "wrap": "forkgym.core.wrap", "testing": ""}
+_LAZY = {"fork": "forkgym.core.wrap", "wrap": "forkgym.core.wrap", "testing": "", "aio": "", "run": "forkgym.runtime"}
 
 
 def __getattr__(name: str) -> Any:

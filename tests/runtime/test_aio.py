@@ -186,6 +186,43 @@ def test_episodes_are_the_same_whatever_the_schedule_and_whoever_is_killed() -> 
     assert len(again) > 100
 
 
+@pytest.mark.slow
+def test_episodes_are_the_same_though_processes_are_killed_for_real() -> None:
+    """20 runs on uvloop; in each, workers are killed with SIGKILL at random moments."""
+    calm = run(episodes, 12, [], loop="virtual", seed=None)
+    again: list[int] = []
+    killed: list[int] = []
+
+    async def stormy(seed: int) -> list[Any]:
+        rng = np.random.default_rng(seed)
+        patient = Restarts(limit=1000, pause=0.01)
+        async with aio.Environments(run="process", size=2, restarts=patient) as environments:
+
+            async def kill() -> None:
+                while True:
+                    await anyio.sleep(rng.exponential(0.15))
+                    pids = [health.pid for health in await environments.check() if health.alive]
+                    if pids:
+                        os.kill(rng.choice(pids), signal.SIGKILL)
+                        killed.append(seed)
+
+            async with anyio.create_task_group() as group:
+                group.start_soon(kill)
+                found = await asyncio.gather(*[episode(environments, number, again) for number in range(12)])
+                group.cancel_scope.cancel()
+            return list(found)
+
+    for seed in range(20):
+        assert run(stormy, seed, loop="uvloop") == calm, f"seed {seed}"
+    assert len(killed) >= 20
+    assert again
+
+
+def test_the_package_offers_both_by_name() -> None:
+    assert forkgym.aio is aio
+    assert forkgym.run is run
+
+
 @pytest.mark.parametrize("runner", RUNNERS)
 def test_misuse_is_the_same_error_as_here(runner: Any) -> None:
     async def main() -> None:

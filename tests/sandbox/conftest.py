@@ -12,8 +12,9 @@ import pytest
 from forkgym.sandbox import BackendUnavailableError, Image, Limits, Sandbox, close_engines, engine_for, prepare
 from forkgym.sandbox.local import supports_reflink
 
-KINDS = [("overlay", "namespaces"), ("overlay-root", "namespaces"), ("copy", "namespaces"), ("copy", "none")]
-KINDS += [("reflink", "none")] if supports_reflink(Path(tempfile.gettempdir())) else []
+FAST = [("overlay", "namespaces"), ("copy", "none")]
+SLOW = [("overlay-root", "namespaces"), ("copy", "namespaces")]
+SLOW += [("reflink", "none")] if supports_reflink(Path(tempfile.gettempdir())) else []
 SMALL = Limits(disk=4 << 20, files=2_000, memory=1 << 30, wall_seconds=20, processes=64)
 
 
@@ -49,7 +50,9 @@ def image(base: Path) -> Image:
     return prepare(str(base))
 
 
-@pytest.fixture(params=KINDS, ids=lambda kind: "-".join(kind))
+@pytest.fixture(
+    params=[*FAST, *(pytest.param(kind, marks=pytest.mark.slow) for kind in SLOW)], ids=lambda kind: "-".join(kind)
+)
 def kind(request: pytest.FixtureRequest) -> tuple[str, str]:
     backend, isolation = request.param
     try:

@@ -177,8 +177,8 @@ def measure(size: str, files: int, repeats: int, backend: str) -> dict[str, Any]
         backend: As for `Sandbox.create`.
 
     Returns:
-        ``p10_ms`` (the least disturbed), ``p50_ms`` and ``p95_ms`` by row, and how many times cheaper a fork is than the
-        rivals.
+        ``p10_ms`` (the least disturbed), ``p50_ms`` and ``p95_ms`` by row, and how many times cheaper a fork is
+        than the rivals.
     """
     clock = Clock()
     with tempfile.TemporaryDirectory() as name:

@@ -134,6 +134,11 @@ class BrokerEngine:
             raise BackendUnavailableError(f"the sandbox broker could not start: {reason}")
 
     @property
+    def alive(self) -> bool:
+        """See `Engine.alive`."""
+        return self._control.fileno() >= 0 and self._process.poll() is None
+
+    @property
     def process_id(self) -> int:
         """Process id of the launcher, the broker's parent."""
         return self._process.pid

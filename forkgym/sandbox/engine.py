@@ -72,6 +72,10 @@ class Engine(Protocol):
     isolation: str
     whole_copies: bool
 
+    @property
+    def alive(self) -> bool:
+        """Whether it can still be used."""
+
     def begin(self, image: Image, frozen: tuple[Layer, ...], space: int, files: int) -> Layer:
         """A new writable layer, mounted at its first use."""
 

@@ -11,8 +11,9 @@ import msgspec
 from .broker import BrokerEngine
 from .engine import Engine
 from .errors import BackendUnavailableError, SandboxError
-from .images import ImageStore
+from .images import ImageStore, process_mark
 from .inside import seccomp as system_calls
+from .inside.trees import remove_tree
 from .limits import Limits, is_own_place, visible_directories
 from .local import LocalEngine, supports_reflink
 
@@ -90,10 +91,13 @@ def _try(engine: BrokerEngine) -> None:
     from .sandbox import Sandbox, Snapshot
 
     store = image_store()
-    source = store.root / "work" / f"probe-{os.getpid()}"
-    (source / "folder").mkdir(parents=True, exist_ok=True)
-    (source / "folder" / "file").write_text("base")
-    image = store.admit(source)
+    source = store.root / "work" / f"probe-{process_mark(os.getpid())}-{os.urandom(4).hex()}"
+    (source / "folder").mkdir(parents=True)
+    try:
+        (source / "folder" / "file").write_text("base")
+        image = store.admit(source)
+    finally:
+        remove_tree(str(source))
     sandbox = Sandbox(Snapshot(engine, image, (), "/testbed", {}), Limits(), (), "/bin/sh")
     try:
         done = sandbox.run("rm -r folder && mkdir folder && echo new > folder/other && ls folder && id -u")
@@ -131,7 +135,7 @@ def engine_for(
     with _lock:
         for name in names:
             key = (os.getpid(), name, isolation, places, seccomp)
-            if key in _engines:
+            if key in _engines and _engines[key].alive:
                 return _engines[key]
             if key not in _failures:
                 try:
@@ -174,6 +178,8 @@ def _probe_one(backend: str, isolation: str) -> ProbeResult:
     places = visible_directories()
     with _lock:
         used = _engines.get((os.getpid(), backend, isolation, places, True))
+    if used is not None and not used.alive:
+        used = None
     try:
         engine = used or _make(backend, isolation, places, True)
     except BackendUnavailableError as error:

@@ -54,6 +54,11 @@ class LocalEngine:
         pid = os.getpid()
         self._finalizer = weakref.finalize(self, _remove_own, str(self._folder), pid)
 
+    @property
+    def alive(self) -> bool:
+        """See `Engine.alive`."""
+        return not self._closed
+
     def _ready(self) -> None:
         if self._closed:
             raise SandboxClosedError("the sandbox engine is closed; create a new sandbox")

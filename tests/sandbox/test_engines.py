@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -254,6 +256,20 @@ def test_dropped_states_free_their_memory(image: Image) -> None:
         for _ in range(5):
             sandbox.run("sleep 0.02")
     assert shared_kib() - before < 15_000
+
+
+def test_a_lost_broker_is_an_error_of_its_sandboxes_only(isolated: Callable[..., Sandbox]) -> None:
+    options = {"visible": ["/usr"]}  # an engine of its own
+    sandbox = isolated(**options)
+    assert sandbox.run("true").ok
+    engine = sandbox._engine
+    assert isinstance(engine, BrokerEngine)
+    os.kill(engine.process_id, signal.SIGKILL)
+    while engine.alive:
+        time.sleep(0.01)
+    with pytest.raises(SandboxClosedError, match="create a new sandbox"):
+        sandbox.run("true")
+    assert isolated(**options).run("echo well").stdout == "well\n"
 
 
 def test_prepare_takes_a_path(base: Path, image: Image) -> None:

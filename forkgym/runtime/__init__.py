@@ -1,5 +1,10 @@
 """The runtime: event loops (one of them virtual), supervised actors with bounded mailboxes, and pools of workers."""
 
+try:
+    import anyio as _anyio  # noqa: F401
+except ImportError as error:
+    raise ImportError("forkgym.runtime needs anyio: pip install 'forkgym[train]'") from error
+
 from forkgym.runtime.actor import (
     Actor,
     ActorDead,

@@ -53,7 +53,7 @@ def on_virtual(main: Callable[..., Any], *args: Any, **options: Any) -> Any:
     return run(main, *args, loop="virtual", **options)
 
 
-@pytest.mark.parametrize("loop", ["virtual", "asyncio", "uvloop"])
+@pytest.mark.parametrize("loop", ["virtual", "uvloop"])
 def test_an_actor_answers_in_order_refuses_and_restarts_alone(loop: Any) -> None:
     async def main() -> None:
         async with Supervisor(PATIENT) as supervisor:

@@ -179,11 +179,11 @@ async def episodes(count: int, again: list[int]) -> list[Any]:
 def test_episodes_are_the_same_whatever_the_schedule_and_whoever_is_killed() -> None:
     calm = run(episodes, 12, [], loop="virtual", seed=None)
     again: list[int] = []
-    for seed in range(60):
+    for seed in range(30):
         source = np.random.default_rng(seed)
         kills = [Fault(f"actor:environments-{source.integers(3)}", int(source.integers(1, 60))) for _ in range(4)]
         assert run(episodes, 12, again, loop="virtual", seed=seed, faults=kills) == calm, f"seed {seed}"
-    assert len(again) > 100
+    assert len(again) > 50
 
 
 @pytest.mark.slow
@@ -223,7 +223,7 @@ def test_the_package_offers_both_by_name() -> None:
     assert forkgym.run is run
 
 
-@pytest.mark.parametrize("runner", RUNNERS)
+@pytest.mark.parametrize("runner", ["inline", "thread", pytest.param("process", marks=pytest.mark.slow)])
 def test_misuse_is_the_same_error_as_here(runner: Any) -> None:
     async def main() -> None:
         async with aio.make("toy/Chain-v0", run=runner) as env:

@@ -217,7 +217,7 @@ def test_the_real_clock_gives_the_same_order(program: Program) -> None:
     assert min(late) > -TICK, "real time is never ahead of virtual time by a whole tick"
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(task_lists)
 def test_written_programs_leave_the_same_trace(lists: list[list[tuple[Any, ...]]]) -> None:
     cpython, virtual = both(written(lists))
@@ -370,7 +370,7 @@ def test_a_seed_gives_the_same_order_in_another_process() -> None:
         "print(trace_of(one_group, VirtualLoop(seed=None)))\n"
     )
     traces = set()
-    for salt in ("0", "1234", "99"):
+    for salt in ("0", "1234"):
         environment = {**os.environ, "PYTHONHASHSEED": salt}
         done = subprocess.run(
             [sys.executable, "-c", "import sys\n" + program, salt],

@@ -224,8 +224,10 @@ def _creator(spec: EnvSpec) -> Callable[..., Any]:
 
 def _check_arguments(spec: EnvSpec, creator: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
     """Refuse an argument that the constructor does not take, with the nearest that it does."""
+    # A class without __init__ takes nothing, although Env.__new__, which records arguments, looks as if it did.
+    takes_nothing = isinstance(creator, type) and issubclass(creator, Env) and creator.__init__ is object.__init__
     try:
-        parameters = inspect.signature(creator).parameters
+        parameters: Mapping[str, inspect.Parameter] = {} if takes_nothing else inspect.signature(creator).parameters
     except (TypeError, ValueError):  # a built-in without a signature: its own error will do
         return
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):

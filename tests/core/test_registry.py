@@ -179,6 +179,11 @@ def test_importing_forkgym_takes_at_most_one_and_a_half_times_as_long_as_gymnasi
     assert min(ratios) <= 1.5, ratios
 
 
+def test_a_class_without_a_constructor_takes_no_argument():
+    with pytest.raises(UnknownArgumentError, match="toy/Chain-v0 takes no argument 'depht'. It takes: none"):
+        forkgym.make("toy/Chain-v0", depht=3)
+
+
 def test_every_public_name_is_there():
     assert [name for name in forkgym.__all__ if not hasattr(forkgym, name)] == []
     assert [name for name in forkgym.core.__all__ if not hasattr(forkgym.core, name)] == []

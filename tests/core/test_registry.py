@@ -180,7 +180,7 @@ def test_importing_forkgym_takes_at_most_one_and_a_half_times_as_long_as_gymnasi
 
 
 def test_a_class_without_a_constructor_takes_no_argument():
-    with pytest.raises(UnknownArgumentError, match="toy/Chain-v0 takes no argument 'depht'. It takes: none"):
+    with pytest.raises(UnknownArgumentError, match=r"toy/Chain-v0 takes no argument 'depht'. It takes: none"):
         forkgym.make("toy/Chain-v0", depht=3)
 
 

@@ -145,7 +145,7 @@ def test_without_a_compiler_commands_behave_the_same(image: Image) -> None:
     sandboxes = [Sandbox(Snapshot(engine, image, (), "/testbed", {}), limits, (), "/bin/sh") for engine in engines]
     for command in (
         "id; pwd; ulimit -a; grep -E '^(Cap|NoNewPrivs|Seccomp)' /proc/self/status; umask; hostname; env | sort",
-        "stat -c '%A %U %n' / /* /dev/*; cut -d' ' -f2- /proc/mounts | grep -v -e /testbed -e ' /tmp '",
+        "stat -c '%A %U %n' / /* /dev/*; cut -d' ' -f2- /proc/mounts | grep -v -e ^/testbed -e ^/tmp",
         "cat /proc/self/uid_map /proc/self/gid_map; ls /proc/self/fd",
         "cat /proc/self/personality; cat /proc/1/environ; kill -9 1; kill -SEGV $$",
         "setsid sleep 60 & exit 3",

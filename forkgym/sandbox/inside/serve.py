@@ -98,6 +98,7 @@ class Broker:
         self._drops = not config["user_namespace"]
         self._networks: list[int] = []
         self._unused: list[int] = []
+        self._leaving: dict[int, list[Running]] = {}
         self._prepared = False
         self._spawner = Spawner(
             config["library"],
@@ -197,6 +198,9 @@ class Broker:
         return {}
 
     def _freeze(self, message: dict[str, Any]) -> dict[str, Any]:
+        # A layer must not become a lower one while a dying mount namespace still has it as its upper one.
+        for command in list(self._leaving.get(message["layer"], ())):
+            self._reap(command)
         frozen, size = self.store.freeze(message["layer"])
         answer: dict[str, Any] = {"frozen": frozen, "bytes": size, "layers": []}
         if frozen:
@@ -284,11 +288,12 @@ class Broker:
         del self._running[command.channel]
         if said:
             # Tearing the namespaces down takes longer than the answer should wait.
+            self._leaving.setdefault(command.layer, []).append(command)
             self._selector.register(command.pidfd, selectors.EVENT_READ, lambda _: self._reap(command))
         else:
             os.waitpid(command.pid, 0)  # returns when the kernel has killed all of the pid namespace
             os.close(command.pidfd)
-        self.store.unpin(command.layer)
+            self.store.unpin(command.layer)
         self._networks.append(command.network)
         if command.channel not in self._selector.get_map():
             command.channel.close()
@@ -308,9 +313,16 @@ class Broker:
         self._answer(command.channel, answer)
 
     def _reap(self, command: Running) -> None:
+        """Wait until the init and its namespaces are gone; it has nothing left to do but that."""
+        if command not in self._leaving.get(command.layer, ()):
+            return  # a request of the same round has done it
         self._selector.unregister(command.pidfd)
         os.waitpid(command.pid, 0)
         os.close(command.pidfd)
+        self.store.unpin(command.layer)
+        self._leaving[command.layer].remove(command)
+        if not self._leaving[command.layer]:
+            del self._leaving[command.layer]
 
 
 def _make_parents(root: int, path: str) -> None:

@@ -380,9 +380,7 @@ def check_resumable(old: TrainConfig, new: TrainConfig) -> None:
     """
     changes = changed_keys(old, new)
     if changes:
-        listed = ", ".join(
-            f"{key} (was {_shown(before)}, now {_shown(after)})" for key, before, after in changes
-        )
+        listed = ", ".join(f"{key} (was {_shown(before)}, now {_shown(after)})" for key, before, after in changes)
         raise ConfigError(
             str(new.run_directory),
             [

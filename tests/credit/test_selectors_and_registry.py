@@ -13,6 +13,7 @@ from forkgym.credit import (
     list_algorithms,
     make_algorithm,
     register_algorithm,
+    registry,
     select_by_score,
 )
 from forkgym.rollout.trace import Decision, Episode
@@ -84,7 +85,8 @@ def test_a_broken_entry_point_is_told_with_its_place(monkeypatch: pytest.MonkeyP
         make_algorithm("broken")
 
 
-def test_a_third_party_can_register_a_preset_once() -> None:
+def test_a_third_party_can_register_a_preset_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_REGISTERED", {})
     register_algorithm("test-preset", lambda: make_algorithm("grpo"))
     assert "test-preset" in list_algorithms()
     with pytest.raises(ValueError, match="exists already"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -197,11 +198,11 @@ def warm_start(
     say = progress if progress is not None else _silent
     torch.set_num_threads(1)
     started = time.perf_counter()
-    env = _text_env(env_id, env_kwargs)
-    vocabulary = env.vocabulary()
+    with closing(_text_env(env_id, env_kwargs)) as env:
+        vocabulary = env.vocabulary()
+        shown = env.demonstrations(demonstrations, seed=seed, error_rate=error_rate)
     tokenizer = build_tokenizer(vocabulary)
     renderer = TinyRenderer(tokenizer)
-    shown = env.demonstrations(demonstrations, seed=seed, error_rate=error_rate)
     sequences = [render_demonstration(demonstration, renderer) for demonstration in shown]
     utility = float(np.mean([demonstration.utility for demonstration in shown]))
     say(f"{demonstrations} demonstrations, mean utility {utility:.2f}, {time.perf_counter() - started:.0f} s")
@@ -299,8 +300,9 @@ def evaluate_policy(
         answer_word: How the line begins that answers.
     """
     engine = TorchEngine(model, renderer, device="cpu", max_context=_MAX_CONTEXT)
-    probe = _text_env(env_id, env_kwargs)
-    chosen = generator(stream_id(0, 0, "warm start tasks", seed)).permutation(probe.splits[split])[:tasks].tolist()
+    with closing(_text_env(env_id, env_kwargs)) as probe:
+        available = probe.splits[split]
+    chosen = generator(stream_id(0, 0, "warm start tasks", seed)).permutation(available)[:tasks].tolist()
     sampled = Sampling(max_tokens=_MAX_TURN_TOKENS, stop_tokens=renderer.stop_tokens)
     greedy = msgspec.structs.replace(sampled, greedy=True)
 
@@ -319,8 +321,10 @@ def evaluate_policy(
             for task in chosen
         )
         results = drive(engine, rollouts, max_running=engine.max_running)
-        hops = _hops(_text_env(env_id, kwargs), split, chosen)
-        return _rate(hops, [result.episode.success for result in results])
+        for result in results:
+            result.close(engine)
+        with closing(_text_env(env_id, kwargs)) as env:
+            return _rate(_hops(env, split, chosen), [result.episode.success for result in results])
 
     def forced(free_turns: int) -> SuccessRate:
         rollouts = (
@@ -328,7 +332,8 @@ def evaluate_policy(
             for task in chosen
         )
         results = drive(engine, rollouts, max_running=engine.max_running)
-        return _rate(_hops(probe, split, chosen), results)
+        with closing(_text_env(env_id, env_kwargs)) as env:
+            return _rate(_hops(env, split, chosen), results)
 
     return PolicyFigures(
         sampled=played(env_kwargs, sampled),

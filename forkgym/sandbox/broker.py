@@ -21,9 +21,9 @@ from .errors import BackendUnavailableError, SandboxClosedError, SandboxError
 from .images import OUTSIDE_ID, Image, ImageStore, process_mark
 from .inside.serve import receive, send
 from .inside.trees import Item
-from .output import CompletedCommand, Kept, collect
+from .output import CompletedCommand, Kept, collect, completed
 
-__all__ = ["AGENT_ID", "BrokerEngine", "compiled_spawner", "exit_code"]
+__all__ = ["AGENT_ID", "BrokerEngine", "compiled_spawner"]
 
 AGENT_ID = 1000
 """User and group of every command, as commands see it."""
@@ -52,20 +52,6 @@ def compiled_spawner(store: ImageStore) -> Path | None:
         return None
     partial.rename(target)
     return target
-
-
-def exit_code(status: int | None, *, timed_out: bool) -> int:
-    """An exit code as a shell would say it.
-
-    Args:
-        status: Wait status of the command; None if it was killed with its init.
-        timed_out: By the wall clock.
-    """
-    if timed_out:
-        return 124
-    if status is None:
-        return 137
-    return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
 class BrokerEngine:
@@ -259,24 +245,14 @@ class BrokerEngine:
                 os.close(descriptor)
         try:
             exceeded = collect(streams, limits.output_total, lambda: send(channel, {"op": "kill"}))
-        except (
-            BaseException
-        ):  # an interrupt: the channel's answer is still to come, so the channel cannot be used again
+        except BaseException:
+            # An interrupt: the channel's answer is still to come, so the channel cannot be used again.
             del self._local.channel
             channel.close()
             raise
         answer, _ = self._hear(channel)
-        return CompletedCommand(
-            argv=command.argv,
-            exit_code=exit_code(answer["status"], timed_out=answer["timed_out"]),
-            stdout=output.text(complete=not exceeded),
-            stderr=error.text(complete=not exceeded),
-            timed_out=answer["timed_out"],
-            output_exceeded=exceeded,
-            wall_seconds=time.perf_counter() - started,
-            user_seconds=answer.get("user_seconds", 0.0),
-            system_seconds=answer.get("system_seconds", 0.0),
-            peak_memory=answer.get("peak_memory", 0),
+        return completed(
+            command.argv, answer, output, error, exceeded=exceeded, wall_seconds=time.perf_counter() - started
         )
 
     def close(self) -> None:

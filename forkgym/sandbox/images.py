@@ -5,7 +5,6 @@ The store is a folder of the user's cache; `ImageStore.clean` is the janitor for
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import stat
@@ -119,10 +118,12 @@ class ImageStore:
         temporary = self.root / "work" / f"manifest-{process_mark(os.getpid())}-{os.urandom(4).hex()}"
         temporary.write_text(json.dumps({"size": size, "entries": manifest.entries}))
         # The folder first: a manifest without its image would promise what is not there.
-        with contextlib.suppress(FileExistsError, OSError):
+        try:
             partial.rename(self.images / name)
-        if not (self.images / name).is_dir():
-            raise SandboxError(f"the image {name} could not be stored in {self.images}; is the disk full?")
+        except OSError as error:
+            # Another process may have stored the same image meanwhile: then its folder is as good as ours.
+            if not (self.images / name).is_dir():
+                raise SandboxError(f"the image {name} could not be stored in {self.images}: {error}") from error
         temporary.rename(file)
         return Image(name, manifest, size, self.images / name)
 

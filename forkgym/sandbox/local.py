@@ -18,15 +18,14 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from .broker import exit_code
 from .engine import Command, Layer
 from .errors import SandboxClosedError, SandboxError
 from .images import Image, ImageStore, process_mark
 from .inside import kernel
-from .inside.serve import _make_parents
+from .inside.serve import make_parents
 from .inside.stores import CopyStore
 from .inside.trees import Item, remove_tree
-from .output import CompletedCommand, Kept, collect
+from .output import CompletedCommand, Kept, collect, completed
 
 __all__ = ["LocalEngine"]
 
@@ -99,7 +98,7 @@ class LocalEngine:
         root = os.open(f"{self._store.root(layer.number)}/{part}", os.O_PATH | os.O_CLOEXEC)
         try:
             if parents:
-                _make_parents(root, path)
+                make_parents(root, path)
             return kernel.open_beneath(root, path, flags, 0o644)
         finally:
             os.close(root)
@@ -126,17 +125,8 @@ class LocalEngine:
             said = file.read()
         process.wait()
         answer: dict[str, Any] = json.loads(said) if said else {"status": None, "timed_out": False}
-        return CompletedCommand(
-            argv=command.argv,
-            exit_code=exit_code(answer["status"], timed_out=answer["timed_out"]),
-            stdout=output.text(complete=not exceeded),
-            stderr=error.text(complete=not exceeded),
-            timed_out=answer["timed_out"],
-            output_exceeded=exceeded,
-            wall_seconds=time.perf_counter() - started,
-            user_seconds=answer.get("user_seconds", 0.0),
-            system_seconds=answer.get("system_seconds", 0.0),
-            peak_memory=answer.get("peak_memory", 0),
+        return completed(
+            command.argv, answer, output, error, exceeded=exceeded, wall_seconds=time.perf_counter() - started
         )
 
     def close(self) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import select
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
-__all__ = ["CompletedCommand", "Kept", "collect"]
+__all__ = ["CompletedCommand", "Kept", "collect", "completed"]
 
 _BLOCK = 1 << 16
 
@@ -44,6 +45,53 @@ class CompletedCommand(msgspec.Struct, frozen=True, kw_only=True):
     def ok(self) -> bool:
         """Whether it ended by itself with exit code 0."""
         return self.exit_code == 0
+
+
+def exit_code(status: int | None, *, timed_out: bool) -> int:
+    """An exit code as a shell would say it.
+
+    Args:
+        status: Wait status of the command; None if it was killed with its init.
+        timed_out: By the wall clock.
+    """
+    if timed_out:
+        return 124
+    if status is None:
+        return 137
+    return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
+def completed(
+    argv: tuple[str, ...],
+    answer: dict[str, Any],
+    output: Kept,
+    error: Kept,
+    *,
+    exceeded: bool,
+    wall_seconds: float,
+) -> CompletedCommand:
+    """What a spawner's answer and the streams come to.
+
+    Args:
+        argv: What was run.
+        answer: Wait status, whether the clock ended it, and resources used.
+        output: Standard output as far as it was kept.
+        error: Standard error likewise.
+        exceeded: It wrote more than it may in all.
+        wall_seconds: Measured by the host.
+    """
+    return CompletedCommand(
+        argv=argv,
+        exit_code=exit_code(answer["status"], timed_out=answer["timed_out"]),
+        stdout=output.text(complete=not exceeded),
+        stderr=error.text(complete=not exceeded),
+        timed_out=answer["timed_out"],
+        output_exceeded=exceeded,
+        wall_seconds=wall_seconds,
+        user_seconds=answer.get("user_seconds", 0.0),
+        system_seconds=answer.get("system_seconds", 0.0),
+        peak_memory=answer.get("peak_memory", 0),
+    )
 
 
 class Kept:

@@ -227,7 +227,7 @@ class Broker:
             os.seteuid(self._owner)
         try:
             if message.get("parents"):
-                _make_parents(root, message["path"])
+                make_parents(root, message["path"])
             return {"descriptor": kernel.open_beneath(root, message["path"], message["flags"], message["mode"])}
         finally:
             if self._drops:
@@ -325,7 +325,8 @@ class Broker:
             del self._leaving[command.layer]
 
 
-def _make_parents(root: int, path: str) -> None:
+def make_parents(root: int, path: str) -> None:
+    """Make the folders above ``path`` below the open folder ``root``; links out of it are not followed."""
     parts = path.split("/")[:-1]
     for depth in range(1, len(parts) + 1):
         if not parts[depth - 1]:

@@ -188,34 +188,35 @@ def test_episodes_are_the_same_whatever_the_schedule_and_whoever_is_killed() -> 
 
 @pytest.mark.slow
 def test_episodes_are_the_same_though_processes_are_killed_for_real() -> None:
-    """20 runs on uvloop; in each, workers are killed with SIGKILL at random moments."""
+    """20 runs on uvloop; each goes on until a worker was killed with SIGKILL in the middle of an episode."""
     calm = run(episodes, 12, [], loop="virtual", seed=None)
-    again: list[int] = []
-    killed: list[int] = []
 
-    async def stormy(seed: int) -> list[Any]:
+    async def stormy(seed: int) -> int:
         rng = np.random.default_rng(seed)
+        again: list[int] = []
+        killed = 0
         patient = Restarts(limit=1000, pause=0.01)
         async with aio.Environments(run="process", size=2, restarts=patient) as environments:
 
             async def kill() -> None:
+                nonlocal killed
                 while True:
                     await anyio.sleep(rng.exponential(0.15))
                     pids = [health.pid for health in await environments.check() if health.alive]
                     if pids:
                         os.kill(rng.choice(pids), signal.SIGKILL)
-                        killed.append(seed)
+                        killed += 1
 
             async with anyio.create_task_group() as group:
                 group.start_soon(kill)
-                found = await asyncio.gather(*[episode(environments, number, again) for number in range(12)])
+                while not again:
+                    found = await asyncio.gather(*[episode(environments, number, again) for number in range(12)])
+                    assert list(found) == calm, f"seed {seed}"
                 group.cancel_scope.cancel()
-            return list(found)
+        return killed
 
     for seed in range(20):
-        assert run(stormy, seed, loop="uvloop") == calm, f"seed {seed}"
-    assert len(killed) >= 20
-    assert again
+        assert run(stormy, seed, loop="uvloop") >= 1
 
 
 def test_the_package_offers_both_by_name() -> None:

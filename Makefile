@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-EXTRAS := train,retrieval,report,dev
+EXTRAS := train,retrieval,swe,parquet,report,dev
 
 # One thread: results on the CPU do not depend on the machine's load, and two threads on busy cores are slower.
 export OMP_NUM_THREADS ?= 1
@@ -42,7 +42,7 @@ test-wheel: $(STAMP) ## Build the wheel and use it in an environment of its own,
 check: $(STAMP) ## Lint, types, import rules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy forkgym envs/forkgym_retrieval envs/forkgym_toy algos/forkgym_algos
+	$(BIN)/mypy forkgym envs/forkgym_retrieval envs/forkgym_swe envs/forkgym_toy algos/forkgym_algos
 	$(BIN)/python -m pytest -q tests/test_architecture.py
 
 format: $(STAMP) ## Format the code

@@ -1,0 +1,1 @@
+"""Software engineering: repositories that fork, tasks made of them, hidden tests that judge."""

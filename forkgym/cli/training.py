@@ -6,7 +6,7 @@ import argparse
 import errno
 import os
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,9 +18,12 @@ from forkgym.console import Console, make_progress
 
 if TYPE_CHECKING:
     from forkgym.train.config import EnvironmentConfig, EvaluationConfig, PolicyConfig, TrainConfig
+    from forkgym.train.evaluate import EvaluationResult
     from forkgym.train.progress import TrainResult
 
 __all__ = ["EVAL", "TRAIN"]
+
+SCRIPTED = "scripted:"
 
 
 def _configure_train(parser: argparse.ArgumentParser) -> None:
@@ -136,8 +139,12 @@ def _plot(directory: Path, console: Console) -> Path | None:
 
 
 def _configure_eval(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("policy", metavar="RUN|CHECKPOINT", help="directory of a run or of a Hugging Face checkpoint")
-    parser.add_argument("--env", metavar="ID", help="environment (needed for a checkpoint; by default the run's)")
+    parser.add_argument(
+        "policy",
+        metavar="RUN|CHECKPOINT|scripted:NAME",
+        help="directory of a run or of a Hugging Face checkpoint, or a scripted policy of the environment",
+    )
+    parser.add_argument("--env", metavar="ID", help="environment (needed without a run; by default the run's)")
     parser.add_argument(
         "--env-arg", action="append", default=[], metavar="NAME=VALUE", help="constructor argument (added to the run's)"
     )
@@ -158,6 +165,8 @@ def _eval(arguments: argparse.Namespace, console: Console) -> int:
 
     if not (arguments.temperature > 0 and 0 < arguments.top_p <= 1):
         raise UsageError("--temperature must be greater than 0 and --top-p in (0, 1].")
+    if arguments.policy.startswith(SCRIPTED):
+        return _eval_scripted(arguments, console)
     directory = Path(arguments.policy).expanduser()
     settings = EvaluationConfig()
     if RunStore.exists(directory):
@@ -179,11 +188,59 @@ def _eval(arguments: argparse.Namespace, console: Console) -> int:
         temperature=arguments.temperature,
         top_p=arguments.top_p,
     )
-    rows = [{key: value for key, value in msgspec.to_builtins(r).items() if key != "per_task"} for r in results]
-    console.table(rows, title=f"{policy.checkpoint} on {environment.id}")
-    if arguments.json:
-        console.json(without_nan({"results": [msgspec.to_builtins(result) for result in results]}))
+    _show_results(results, f"{policy.checkpoint} on {environment.id}", arguments.json, console)
     return OK
+
+
+def _eval_scripted(arguments: argparse.Namespace, console: Console) -> int:
+    """Judge a scripted policy; no model is loaded."""
+    from forkgym.train.config import EnvironmentConfig
+    from forkgym.train.judge import judge_scripted
+
+    if arguments.env is None:
+        raise UsageError(f"Say in which environment {arguments.policy} plays: --env ID (`forkgym envs` lists them).")
+    environment = EnvironmentConfig(id=arguments.env, kwargs=parse_arguments(arguments.env_arg))
+    result = judge_scripted(
+        environment,
+        arguments.policy.removeprefix(SCRIPTED),
+        split=arguments.split or "test",
+        tasks=arguments.tasks or 200,
+        samples=arguments.samples,
+        seed=arguments.seed or 0,
+    )
+    _show_results([result], f"{arguments.policy} on {environment.id}", arguments.json, console)
+    return OK
+
+
+def _show_results(results: Sequence[EvaluationResult], title: str, as_json: bool, console: Console) -> None:
+    """The table of means, that of pass@k where there are several samples, and that of failures where there are any."""
+    from forkgym.train.passes import pass_rates
+
+    hidden = {"per_task", "failures"}
+    rows = [{key: value for key, value in msgspec.to_builtins(r).items() if key not in hidden} for r in results]
+    console.table(rows, title=title)
+    rates = {
+        result.mode: pass_rates(result.successes, result.samples)
+        for result in results
+        if result.samples > 1 or len(results) == 1
+    }
+    for mode, found in rates.items():
+        console.table(
+            [{"": rate.name, "rate": rate.rate, "95 % from": rate.low, "to": rate.high} for rate in found],
+            title=f"{mode}: at least one of k, all of k (intervals: bootstrap over tasks)",
+        )
+    for result in results:
+        if result.failures:
+            console.table(
+                [{"failure": name, "episodes": count} for name, count in result.failures.items()],
+                title=f"{result.mode}: what went wrong",
+            )
+    if as_json:
+        documents = [
+            {**msgspec.to_builtins(result), "rates": msgspec.to_builtins(rates.get(result.mode, []))}
+            for result in results
+        ]
+        console.json(without_nan({"results": documents}))
 
 
 def _of_run(directory: Path) -> tuple[EnvironmentConfig, PolicyConfig, EvaluationConfig]:

@@ -73,6 +73,7 @@ class TextEnv(Env):
         max_turns: Steps after which the episode is truncated if it has not ended.
         system_prompt: First message of the conversation, or "".
         observation_role: Role of the messages that observations become.
+        scripted_policies: Names that `scripted_action` knows.
     """
 
     tools: ClassVar[list[dict[str, Any]]] = []
@@ -80,6 +81,7 @@ class TextEnv(Env):
     max_turns: int = 16
     system_prompt: str = ""
     observation_role: Literal["user", "tool"] = "tool"
+    scripted_policies: ClassVar[tuple[str, ...]] = ("random",)
 
     observation_space: gymnasium.Space[Any] = TextSpace()
     _conversation: list[Message]
@@ -153,6 +155,21 @@ class TextEnv(Env):
     def sample_action(self, rng: np.random.Generator) -> Any:
         """A random tool call; authors override it with likelier ones."""
         return ToolCallSpace(self.tools, seed=rng).sample()
+
+    def scripted_action(self, name: str, rng: np.random.Generator) -> Any:
+        """What a scripted policy does in this state; authors add policies such as an expert.
+
+        Args:
+            name: One of `scripted_policies`.
+            rng: The policy's luck; the same generator is passed throughout an episode.
+
+        Raises:
+            ValueError: There is no such policy.
+        """
+        if name != "random":
+            known = ", ".join(self.scripted_policies)
+            raise ValueError(f"{self._name()} has no scripted policy {name!r}; it has {known}.")
+        return self.sample_action(rng)
 
     # ------------------------------------------------------------------ hooks
 

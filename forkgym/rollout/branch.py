@@ -18,6 +18,7 @@ from forkgym.policy.chat import Renderer
 from forkgym.policy.engine import Completion, Sampling
 from forkgym.rollout.episode import PlayedEpisode, Rollout, TurnPlayer
 from forkgym.rollout.plan import BranchPlan
+from forkgym.rollout.stopwatch import Stopwatch
 from forkgym.rollout.trace import Branch, BranchKind, Decision, Episode, Turn
 
 __all__ = ["BranchSetting", "play_branch"]
@@ -34,6 +35,7 @@ class BranchSetting(msgspec.Struct, frozen=True, kw_only=True):
         sampling: How turns are drawn (τ of the behaviour policy; the proposal scales it).
         layout: Noise layout of the factual episodes.
         max_context: As for the factual episodes.
+        stopwatch: Measures the environments' seconds.
     """
 
     plan: BranchPlan
@@ -41,6 +43,7 @@ class BranchSetting(msgspec.Struct, frozen=True, kw_only=True):
     sampling: Sampling
     layout: Layout
     max_context: int
+    stopwatch: Stopwatch = msgspec.field(default_factory=Stopwatch)
 
 
 def play_branch(
@@ -122,12 +125,13 @@ class _Arm:
         self.setting = setting
         self.factual = episode.turns[turn]
         self.generated_tokens = 0
-        self.env: TextEnv = played.env.fork()
-        try:
-            self.env.restore(played.snapshots[turn])
-        except BaseException:
-            self.env.close()
-            raise
+        with setting.stopwatch.measure("fork"):
+            self.env: TextEnv = played.env.fork()
+            try:
+                self.env.restore(played.snapshots[turn])
+            except BaseException:
+                self.env.close()
+                raise
         context = episode.context(turn)
         keys = KeyStream(setting.layout, episode.key, newlines=setting.renderer.newlines)
         keys.observe(context)
@@ -144,6 +148,7 @@ class _Arm:
             cache=played.cache,
             cache_length=len(context),
             owns_cache=False,
+            stopwatch=setting.stopwatch,
         )
         self.player.utility = sum(earlier.reward for earlier in episode.turns[:turn])
 
@@ -183,8 +188,9 @@ class _Arm:
 
     def refresh_luck(self, stream: int) -> None:
         """Give the environment luck of its own from here on (independent branches share nothing)."""
-        fresh = self.env.fork(luck=Luck.fresh(stream))
-        self.env.close()
+        with self.setting.stopwatch.measure("fork"):
+            fresh = self.env.fork(luck=Luck.fresh(stream))
+            self.env.close()
         self.env = self.player.env = fresh
 
     def act(self, completion: Completion) -> Turn:

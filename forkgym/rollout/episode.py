@@ -6,6 +6,7 @@ so a loop (``drive``), an actor or a simulator can run it. Branching starts wher
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -18,6 +19,7 @@ from forkgym.core import ForkgymError, Snapshot, TextEnv
 from forkgym.noise import KeyStream, Layout
 from forkgym.policy.chat import Renderer
 from forkgym.policy.engine import Completion, Engine, GenerationRequest, Sampling
+from forkgym.rollout.stopwatch import Stopwatch
 from forkgym.rollout.trace import Episode, Turn
 
 __all__ = [
@@ -109,10 +111,12 @@ class TurnPlayer:
         cache_length: Number of context tokens the cache may be used for.
         owns_cache: The cache may be consumed (false: the first turn forks it).
         record_hashes: Ask the environment for its state hash after each turn.
+        stopwatch: Measures the environment's seconds.
 
     Attributes:
         utility: Sum of rewards so far.
         success: The grader's latest verdict, ``None`` while it gave none.
+        failure: What the environment says went wrong, "" while it said nothing.
         ended: The last turn ended the trajectory.
     """
 
@@ -131,6 +135,7 @@ class TurnPlayer:
         cache_length: int = 0,
         owns_cache: bool = True,
         record_hashes: bool = False,
+        stopwatch: Stopwatch | None = None,
     ) -> None:
         self.env = env
         self.context = context
@@ -144,8 +149,10 @@ class TurnPlayer:
         self.cache_length = cache_length
         self.owns_cache = owns_cache
         self.record_hashes = record_hashes
+        self.stopwatch = stopwatch or Stopwatch()
         self.utility = 0.0
         self.success: bool | None = None
+        self.failure = ""
         self.ended = False
 
     @property
@@ -207,11 +214,14 @@ class TurnPlayer:
         if action is None:
             action = self.env.parse(text)
         context_length = len(self.context)
+        started = time.perf_counter()
         observation, reward, terminated, truncated, info = self.env.step(action)
         terminal = bool(terminated or truncated)
+        self._book(time.perf_counter() - started, float(info.get("charged_seconds", 0.0)), terminal)
         self.utility += float(reward)
         if "success" in info:
             self.success = bool(info["success"])
+        self.failure = str(info.get("failure", self.failure))
         self.context += completion.tokens
         observation_tokens: list[int] = []
         if not terminal:
@@ -242,6 +252,11 @@ class TurnPlayer:
             supports=completion.supports,
         )
 
+    def _book(self, seconds: float, charged: float, terminal: bool) -> None:
+        self.stopwatch.add("verifier" if terminal else "environment", seconds)
+        if charged:
+            self.stopwatch.add("charged_verifier" if terminal else "charged", charged)
+
 
 def play_episode(
     env: TextEnv,
@@ -254,6 +269,7 @@ def play_episode(
     max_context: int = 4096,
     record: bool = False,
     branchable: bool = True,
+    stopwatch: Stopwatch | None = None,
 ) -> Rollout[PlayedEpisode]:
     """Play one episode from reset to its end.
 
@@ -267,6 +283,7 @@ def play_episode(
         max_context: Most tokens of a context plus one turn.
         record: Record state hashes and the portable handle.
         branchable: Keep a snapshot before every turn and the engine's cache.
+        stopwatch: Measures the environment's seconds.
 
     Returns:
         The episode and, when ``branchable``, the means to branch from every turn.
@@ -274,18 +291,21 @@ def play_episode(
     player: TurnPlayer | None = None
     snapshots: list[Snapshot] = []
     turns: list[Turn] = []
+    stopwatch = stopwatch or Stopwatch()
     try:
-        player = _start(env, spec, renderer, sampling, layout, release, max_context, record)
+        player = _start(env, spec, renderer, sampling, layout, release, max_context, record, stopwatch)
         prompt = list(player.context)
         while not player.ended:
             if branchable:
-                snapshots.append(env.snapshot())
+                with stopwatch.measure("fork"):
+                    snapshots.append(env.snapshot())
             completion = yield from player.write(len(turns), 0)
             player.adopt(completion)
             turns.append(player.act(len(turns), completion))
         episode = _episode(env, spec, player, prompt, turns, record)
         if branchable:
-            snapshots.append(env.snapshot())
+            with stopwatch.measure("fork"):
+                snapshots.append(env.snapshot())
         else:
             player.drop_cache()
         return PlayedEpisode(episode=episode, env=env, snapshots=snapshots, cache=player.cache)
@@ -308,9 +328,11 @@ def _start(
     release: Callable[[int], None],
     max_context: int,
     record: bool,
+    stopwatch: Stopwatch,
 ) -> TurnPlayer:
     """Reset the environment and stand before the first turn."""
-    env.reset(seed=environment_seed(spec.key), options={"split": spec.split, "task": spec.task})
+    with stopwatch.measure("environment"):
+        env.reset(seed=environment_seed(spec.key), options={"split": spec.split, "task": spec.task})
     prompt = renderer.prompt(env.messages())
     keys = KeyStream(layout, spec.key, newlines=renderer.newlines)
     keys.observe(prompt)
@@ -324,6 +346,7 @@ def _start(
         max_context=max_context,
         release=release,
         record_hashes=record,
+        stopwatch=stopwatch,
     )
     if not player.has_room:
         raise NoRoomError(
@@ -352,6 +375,7 @@ def _episode(
         utility=player.utility,
         success=player.success if player.success is not None else player.utility > 0.5,
         handle=env.handle().to_json() if record else "",
+        failure="" if player.success else player.failure,
     )
 
 

@@ -6,7 +6,7 @@ file runs an environment or a model, and nothing imports torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -103,6 +103,7 @@ class Episode(msgspec.Struct, kw_only=True):
         utility: Terminal utility U in [0, 1].
         success: The grader's verdict.
         handle: The environment's portable handle as JSON, for replay (empty when not recorded).
+        failure: The environment's name for what went wrong (``info["failure"]``), "" if it gave none.
     """
 
     key: int
@@ -118,6 +119,7 @@ class Episode(msgspec.Struct, kw_only=True):
     utility: float
     success: bool
     handle: str = ""
+    failure: str = ""
 
     def tokens(self) -> list[int]:
         """All tokens in order: prompt, then each turn's tokens and its observation's."""
@@ -248,12 +250,15 @@ class Ledger(msgspec.Struct, kw_only=True):
     """Tokens and seconds by role, mutually exclusive (design promise 5). Tokens are real, never predicted.
 
     ``generated`` counts sampled tokens, ``fed`` context tokens that had to be computed, both per role;
-    ``trained`` counts tokens of sequences the learner ran forward and backward.
+    ``trained`` counts tokens of sequences the learner ran forward and backward. ``parts`` says where rollouts spent
+    their seconds outside the engine (see ``stopwatch.Stopwatch``); it is contained in ``seconds``, but for ``charged``,
+    which comes on top of it.
     """
 
     generated: dict[str, int] = {}
     fed: dict[str, int] = {}
     seconds: dict[str, float] = {}
+    parts: dict[str, dict[str, float]] = {}
     trained: int = 0
     episodes: int = 0
     branches: int = 0
@@ -266,6 +271,16 @@ class Ledger(msgspec.Struct, kw_only=True):
         self.generated[role] = self.generated.get(role, 0) + generated
         self.fed[role] = self.fed.get(role, 0) + fed
         self.seconds[role] = self.seconds.get(role, 0.0) + seconds
+
+    def add_parts(self, role: Role, seconds: Mapping[str, float]) -> None:
+        """Book what a stopwatch measured, by part, on one role."""
+        parts = self.parts.setdefault(role, {})
+        for part, more in seconds.items():
+            parts[part] = parts.get(part, 0.0) + more
+
+    def part(self, name: str) -> float:
+        """Seconds of one part over the roles that train (scoring left out)."""
+        return sum(parts.get(name, 0.0) for role, parts in self.parts.items() if role != "scoring")
 
     @property
     def training_tokens(self) -> int:

@@ -19,6 +19,7 @@ from forkgym.policy.chat import Renderer
 from forkgym.policy.engine import Engine, Sampling
 from forkgym.rollout.branch import BranchSetting, play_branch
 from forkgym.rollout.episode import EpisodeSpec, PlayedEpisode, Rollout, drive, play_episode
+from forkgym.rollout.stopwatch import Stopwatch
 from forkgym.rollout.trace import Branch, Decision, Episode, Ledger, Role
 from forkgym.schedule import ControllerState, make_decisions, plan_branches, same_evidence_probability
 
@@ -133,6 +134,7 @@ class Collector:
     def _play_groups(self, update: int, version: int, tasks: Sequence[int]) -> list[PlayedEpisode]:
         size = self.algorithm.rollout.group_size
         branchable = self.algorithm.branching is not None
+        stopwatch = Stopwatch()
 
         def rollouts() -> Iterator[Rollout[PlayedEpisode]]:
             for group, task in enumerate(tasks):
@@ -157,6 +159,7 @@ class Collector:
                         max_context=self.max_context,
                         record=self.record,
                         branchable=branchable,
+                        stopwatch=stopwatch,
                     )
 
         played = self._booked(
@@ -167,6 +170,7 @@ class Collector:
                 max_running=self.max_running,
                 discard=lambda one: one.close(self.engine),
             ),
+            stopwatch,
         )
         self.ledger.episodes += len(played)
         return played
@@ -199,13 +203,17 @@ class Collector:
                         same_evidence_probability=q_same,
                     )
 
-        branches = self._booked("counterfactual", lambda: drive(self.engine, rollouts(), max_running=self.max_running))
+        branches = self._booked(
+            "counterfactual",
+            lambda: drive(self.engine, rollouts(), max_running=self.max_running),
+            setting.stopwatch,
+        )
         pairs = branching.plan.pairs
         for number, decision in enumerate(chosen):
             decision.branches = branches[number * pairs : (number + 1) * pairs]
         self.ledger.branches += len(branches)
 
-    def _booked(self, role: Role, work: Callable[[], T]) -> T:
+    def _booked(self, role: Role, work: Callable[[], T], stopwatch: Stopwatch) -> T:
         before, started = self.engine.statistics(), time.perf_counter()
         result = work()
         after = self.engine.statistics()
@@ -215,6 +223,7 @@ class Collector:
             fed=after.fed_tokens - before.fed_tokens,
             seconds=time.perf_counter() - started,
         )
+        self.ledger.add_parts(role, stopwatch.seconds)
         return result
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
@@ -34,13 +35,15 @@ class EvaluationResult(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         split: Task split.
-        mode: ``sampled`` or ``greedy``.
+        mode: ``sampled``, ``greedy``, or the name of a scripted policy.
         success: Mean success over tasks.
         standard_error: Standard error of that mean, tasks as units.
         utility: Mean utility.
         turns: Mean turns an episode.
         tokens: Mean generated tokens an episode.
         per_task: Mean success of each task, in task order.
+        samples: Episodes a task.
+        failures: Unsuccessful episodes by what the environment says went wrong, if it says so.
     """
 
     split: str
@@ -51,6 +54,13 @@ class EvaluationResult(msgspec.Struct, frozen=True, kw_only=True):
     turns: float
     tokens: float
     per_task: list[float]
+    samples: int = 1
+    failures: dict[str, int] = {}
+
+    @property
+    def successes(self) -> list[int]:
+        """Number of successful episodes of each task."""
+        return [round(share * self.samples) for share in self.per_task]
 
 
 class CouplingResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,6 +161,8 @@ class Evaluator:
             turns=sum(len(episode.turns) for episode in episodes) / count,
             tokens=sum(episode.generated_tokens for episode in episodes) / count,
             per_task=per_task,
+            samples=samples,
+            failures=dict(sorted(Counter(e.failure for e in episodes if not e.success and e.failure).items())),
         )
 
     def coupling(self, split: str, tasks: Sequence[int], *, version: int, layout: Layout) -> CouplingResult:

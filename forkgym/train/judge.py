@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 from forkgym.core import ForkgymError
@@ -9,8 +11,9 @@ from forkgym.store import RunStore
 from forkgym.train.build import build_engine, check_room, environment_maker, load_policy
 from forkgym.train.config import ConfigError, EnvironmentConfig, PolicyConfig, TrainConfig, config_from_json
 from forkgym.train.evaluate import EvaluationResult, Evaluator
+from forkgym.train.scripted import evaluate_scripted
 
-__all__ = ["judge", "run_config", "run_policy"]
+__all__ = ["judge", "judge_scripted", "run_config", "run_policy"]
 
 
 def judge(
@@ -75,6 +78,59 @@ def judge(
         evaluator.evaluate(split, numbers, version=0, samples=samples),
         evaluator.evaluate(split, numbers, version=0, greedy=True),
     ]
+
+
+def judge_scripted(
+    environment: EnvironmentConfig,
+    policy: str,
+    *,
+    split: str = "test",
+    tasks: int = 200,
+    samples: int = 1,
+    seed: int = 0,
+    progress: Callable[[int], None] | None = None,
+) -> EvaluationResult:
+    """Success of one of an environment's scripted policies.
+
+    Args:
+        environment: Which environment (its ``split`` is not used).
+        policy: One of its ``scripted_policies``.
+        split: Split that tasks come from.
+        tasks: Number of tasks, from task 0 on; at most those of the split.
+        samples: Episodes a task.
+        seed: Seed of the policy's draws.
+        progress: Called with the number of episodes finished.
+
+    Raises:
+        ConfigError: No such environment, split or policy.
+    """
+    try:
+        make_env = environment_maker(environment)
+        env = make_env()
+    except (ValueError, TypeError, OSError) as error:
+        if isinstance(error, ForkgymError):
+            raise
+        raise ConfigError(environment.id, [f"{str(error).rstrip('.')}."]) from error
+    with closing(env):
+        splits, known = env.splits, env.scripted_policies
+    problems = []
+    if split not in splits:
+        problems.append(f"there is no split {split!r}; there are {', '.join(splits)}.")
+    elif not splits[split]:
+        problems.append(f"split {split!r} has no tasks.")
+    if policy not in known:
+        problems.append(f"there is no scripted policy {policy!r}; there are {', '.join(known)}.")
+    if problems:
+        raise ConfigError(environment.id, problems)
+    return evaluate_scripted(
+        make_env,
+        policy,
+        split=split,
+        tasks=range(min(tasks, splits[split])),
+        samples=samples,
+        seed=seed,
+        progress=progress,
+    )
 
 
 def run_config(directory: Path) -> TrainConfig:

@@ -503,3 +503,24 @@ def test_a_real_run_trains_resumes_and_is_judged_through_the_command(forkgym_com
         key = store.episodes(1)[0].key
         assert json.loads(store.config)["algorithm"]["name"] == "twice"
     assert "every turn verified" in forkgym_command("replay", f"runs/real:{key}").out
+
+
+def test_scripted_policies_are_judged_without_a_model(forkgym_command: Caller) -> None:
+    arguments = ("--env", "toy/Chain-v0", "--tasks", "4", "--samples", "8", "--json")
+    outcome = forkgym_command("eval", "scripted:random", *arguments)
+    assert outcome.code == 0
+    result = outcome.last_json["results"][0]
+    assert (result["mode"], result["samples"]) == ("random", 8)
+    rates = [(rate["name"], rate["low"] <= rate["rate"] <= rate["high"]) for rate in result["rates"]]
+    assert rates == [(name, True) for name in ("pass@1", "pass@2", "pass@4", "pass@8", "all-8")]
+    assert "pass@8" in outcome.out
+    assert forkgym_command("eval", "scripted:random", *arguments).last_json == outcome.last_json
+
+
+def test_a_scripted_policy_needs_an_environment_that_has_it(forkgym_command: Caller) -> None:
+    outcome = forkgym_command("eval", "scripted:random")
+    assert outcome.code == 2
+    assert "--env" in outcome.err
+    outcome = forkgym_command("eval", "scripted:gold", "--env", "toy/Chain-v0")
+    assert outcome.code == 2
+    assert "there are random" in outcome.err

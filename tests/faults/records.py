@@ -16,7 +16,7 @@ def record(directory: Path) -> dict[str, Any]:
         last = store.last_update()
         updates = [] if last is None else list(range(last + 1))
         ledger = msgspec.to_builtins(store.ledger())
-        del ledger["seconds"]
+        del ledger["seconds"], ledger["parts"]
         return {
             "updates": last,
             "episodes": [msgspec.to_builtins(episode) for update in updates for episode in store.episodes(update)],

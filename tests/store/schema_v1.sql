@@ -16,7 +16,8 @@ CREATE TABLE episodes (
   prompt_tokens BLOB NOT NULL,
   utility REAL NOT NULL,
   success INTEGER NOT NULL,
-  handle TEXT NOT NULL
+  handle TEXT NOT NULL,
+  failure TEXT NOT NULL
 );
 
 CREATE TABLE decisions (

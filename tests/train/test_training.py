@@ -109,6 +109,11 @@ def test_every_episode_decision_and_branch_is_recorded_and_the_tokens_add_up(fin
         assert ledger.branches == result.branches
         assert result.on_policy_tokens == totals["on_policy"]
         assert result.counterfactual_tokens == totals["counterfactual"]
+        for parts, seconds in ((ledger.parts[role], ledger.seconds[role]) for role in ledger.parts):
+            assert set(parts) <= {"environment", "verifier", "fork"}
+            assert 0 < sum(parts.values()) < seconds  # the engine's share is what is left
+        assert ("fork" in ledger.parts["on_policy"]) == (result.branches > 0)
+        assert ledger.part("verifier") == sum(parts["verifier"] for parts in ledger.parts.values())
         assert ledger.generated["scoring"] > 0  # the evaluation before the first update is not training
         assert result.training_tokens == sum(totals.values())
 

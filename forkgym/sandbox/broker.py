@@ -218,6 +218,23 @@ class BrokerEngine:
         )
         return descriptors[0]
 
+    def listen(self, port: int) -> tuple[int, socket.socket]:
+        """Make a network for one command at a time, in which this process listens.
+
+        Args:
+            port: On the loopback of that network. Below 1024 no command can take it.
+
+        Returns:
+            The network's number for `Command.network`, and the listening socket. The network goes when `unlisten` has
+            been called and the socket is closed.
+        """
+        answer, descriptors = self._ask("listen", port=port)
+        return answer["network"], socket.socket(fileno=descriptors[0])
+
+    def unlisten(self, network: int) -> None:
+        """Let go of a network that no command uses."""
+        self._ask("unlisten", network=network)
+
     def run(self, layer: Layer, command: Command) -> CompletedCommand:
         """See `Engine.run`."""
         channel = self._channel()
@@ -232,6 +249,7 @@ class BrokerEngine:
             "timeout": command.timeout,
             "limits": limits.resources(),
             "shared_memory": limits.shared_memory,
+            "network": command.network,
         }
         started = time.perf_counter()
         try:

@@ -48,6 +48,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
         timeout: Wall-clock seconds.
         limits: Everything else.
         merge_stderr: Standard error goes into standard output, in order.
+        network: A network of `BrokerEngine.listen`; -1 for one with nothing in it.
     """
 
     argv: tuple[str, ...]
@@ -57,6 +58,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     timeout: float
     limits: Limits
     merge_stderr: bool
+    network: int = -1
 
 
 class Engine(Protocol):

@@ -97,6 +97,7 @@ class Broker:
         self._owner = config["owner"]
         self._drops = not config["user_namespace"]
         self._networks: list[int] = []
+        self._leased: set[int] = set()
         self._unused: list[int] = []
         self._leaving: dict[int, list[Running]] = {}
         self._prepared = False
@@ -110,9 +111,8 @@ class Broker:
         self._running: dict[socket.socket, Running] = {}
         self._selector = selectors.EpollSelector()
         self._selector.register(control, selectors.EVENT_READ, self._accept)
-        self._handlers = {
-            name: getattr(self, f"_{name}") for name in ("begin", "mount", "freeze", "scan", "flatten", "open")
-        }
+        names = ("begin", "mount", "freeze", "scan", "flatten", "open", "listen", "unlisten")
+        self._handlers = {name: getattr(self, f"_{name}") for name in names}
 
     def loop(self) -> NoReturn:
         """Serve until the host is gone."""
@@ -244,12 +244,38 @@ class Broker:
             fcntl.ioctl(probe, 0x8914, struct.pack("16sH14x", b"lo", 0x1 | 0x40))  # SIOCSIFFLAGS: up, running
         return os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
 
+    def _give_back(self, network: int) -> None:
+        if network not in self._leased:
+            self._networks.append(network)
+
+    def _listen(self, message: dict[str, Any]) -> dict[str, Any]:
+        """A network for commands that name it, one at a time, with a port on which the host listens."""
+        network = self._network()
+        kernel.setns(network, kernel.CLONE_NEWNET)  # which of them the broker itself is in does not matter
+        with socket.socket() as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(("127.0.0.1", message["port"]))
+            listener.listen(128)
+            self._leased.add(network)
+            return {"network": network, "descriptor": os.dup(listener.fileno())}
+
+    def _unlisten(self, message: dict[str, Any]) -> dict[str, Any]:
+        network = message["network"]
+        if network not in self._leased or any(command.network == network for command in self._running.values()):
+            raise ValueError(f"network {network} is unknown or in use")
+        self._leased.remove(network)
+        os.close(network)
+        return {}
+
     def _run(self, channel: socket.socket, message: dict[str, Any], descriptors: list[int]) -> dict[str, Any] | None:
         if channel in self._running:
             raise ValueError("this channel has a running command")
         root = self.store.root(message["layer"])
+        leased = message.get("network", -1)
+        if leased >= 0 and leased not in self._leased:
+            raise ValueError(f"there is no network {leased}")
         read, write = os.pipe()
-        network = self._network()
+        network = leased if leased >= 0 else self._network()
         try:
             pid, pidfd = self._spawner.start(
                 Plan(
@@ -268,7 +294,7 @@ class Broker:
             )
         except BaseException:
             os.close(read)
-            self._networks.append(network)
+            self._give_back(network)
             raise
         finally:
             os.close(write)
@@ -294,7 +320,7 @@ class Broker:
             os.waitpid(command.pid, 0)  # returns when the kernel has killed all of the pid namespace
             os.close(command.pidfd)
             self.store.unpin(command.layer)
-        self._networks.append(command.network)
+        self._give_back(command.network)
         if command.channel not in self._selector.get_map():
             command.channel.close()
             return

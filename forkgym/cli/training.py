@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import errno
 import os
+import time
 import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["EVAL", "TRAIN"]
 
 SCRIPTED = "scripted:"
+SECONDS_BETWEEN_LINES = 10.0
 
 
 def _configure_train(parser: argparse.ArgumentParser) -> None:
@@ -148,8 +150,8 @@ def _configure_eval(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--env-arg", action="append", default=[], metavar="NAME=VALUE", help="constructor argument (added to the run's)"
     )
-    parser.add_argument("--split", help="split of the tasks (by default the run's, else test)")
-    parser.add_argument("--tasks", type=positive, help="number of tasks (by default the run's, else 200)")
+    parser.add_argument("--split", help="split of the tasks, or all (by default the run's, else test)")
+    parser.add_argument("--tasks", type=positive, help="number of tasks of a split (by default the run's, else 200)")
     parser.add_argument("--samples", type=positive, default=1, help="sampled episodes a task")
     parser.add_argument("--seed", type=seed_value, help="seed of the noise (by default the run's, else 0)")
     parser.add_argument("--temperature", type=float, default=1.0, help="of sampled episodes")
@@ -200,6 +202,14 @@ def _eval_scripted(arguments: argparse.Namespace, console: Console) -> int:
     if arguments.env is None:
         raise UsageError(f"Say in which environment {arguments.policy} plays: --env ID (`forkgym envs` lists them).")
     environment = EnvironmentConfig(id=arguments.env, kwargs=parse_arguments(arguments.env_arg))
+    told = time.monotonic()
+
+    def progress(episodes: int) -> None:
+        nonlocal told
+        if time.monotonic() - told > SECONDS_BETWEEN_LINES:
+            told = time.monotonic()
+            console.message(f"{episodes:,} episodes")
+
     result = judge_scripted(
         environment,
         arguments.policy.removeprefix(SCRIPTED),
@@ -207,6 +217,7 @@ def _eval_scripted(arguments: argparse.Namespace, console: Console) -> int:
         tasks=arguments.tasks or 200,
         samples=arguments.samples,
         seed=arguments.seed or 0,
+        progress=progress,
     )
     _show_results([result], f"{arguments.policy} on {environment.id}", arguments.json, console)
     return OK

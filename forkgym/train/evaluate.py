@@ -25,7 +25,7 @@ from forkgym.rollout.trace import Branch, Ledger
 from forkgym.schedule import make_decisions
 from forkgym.train.collect import stop_strings_of
 
-__all__ = ["CouplingResult", "EvaluationResult", "Evaluator", "mean_and_error"]
+__all__ = ["CouplingResult", "EvaluationResult", "Evaluator", "mean_and_error", "merge_results"]
 
 T = TypeVar("T")
 
@@ -255,6 +255,41 @@ class Evaluator:
                 seconds=time.perf_counter() - started,
             )
         return results
+
+
+def merge_results(results: Sequence[EvaluationResult]) -> EvaluationResult:
+    """The same policy's results on several splits as one, each task counting once.
+
+    Args:
+        results: At least one, all of the same mode and number of samples.
+
+    Raises:
+        ValueError: They are of different modes or numbers of samples, or there are none.
+    """
+    if len({(result.mode, result.samples) for result in results}) != 1:
+        raise ValueError("only results of one mode and one number of samples can be merged, and at least one")
+    per_task = [share for result in results for share in result.per_task]
+    success, error = mean_and_error(per_task)
+
+    def mean(values: Sequence[float]) -> float:
+        weighted = (value * len(r.per_task) for value, r in zip(values, results, strict=True))
+        return math.fsum(weighted) / len(per_task)
+
+    failures: Counter[str] = Counter()
+    for result in results:
+        failures.update(result.failures)
+    return EvaluationResult(
+        split=",".join(result.split for result in results),
+        mode=results[0].mode,
+        success=success,
+        standard_error=error,
+        utility=mean([result.utility for result in results]),
+        turns=mean([result.turns for result in results]),
+        tokens=mean([result.tokens for result in results]),
+        per_task=per_task,
+        samples=results[0].samples,
+        failures=dict(sorted(failures.items())),
+    )
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float]:

@@ -10,7 +10,7 @@ from forkgym.core import ForkgymError
 from forkgym.store import RunStore
 from forkgym.train.build import build_engine, check_room, environment_maker, load_policy
 from forkgym.train.config import ConfigError, EnvironmentConfig, PolicyConfig, TrainConfig, config_from_json
-from forkgym.train.evaluate import EvaluationResult, Evaluator
+from forkgym.train.evaluate import EvaluationResult, Evaluator, merge_results
 from forkgym.train.scripted import evaluate_scripted
 
 __all__ = ["judge", "judge_scripted", "run_config", "run_policy"]
@@ -32,8 +32,8 @@ def judge(
     Args:
         environment: Which environment (its ``split`` is not used).
         policy: Which checkpoint and how it is run.
-        split: Split that tasks come from.
-        tasks: Number of tasks, from task 0 on; at most those of the split.
+        split: Split that tasks come from, or ``all``: every split, each task counting once.
+        tasks: Number of tasks of a split, from task 0 on; at most all of them.
         samples: Sampled episodes a task.
         seed: Seed of the sampled episodes' noise.
         temperature: τ of sampled episodes.
@@ -52,11 +52,13 @@ def judge(
             splits = env.splits
         finally:
             env.close()
-        if split not in splits:
-            raise ConfigError(environment.id, [f"there is no split {split!r}; there are {', '.join(splits)}."])
+        chosen, problems = _choose_splits(splits, split)
+        if problems:
+            raise ConfigError(environment.id, problems)
         model, _, renderer = load_policy(policy, make_env)
         engine = build_engine(policy, model, renderer, version=0)
-        check_room(make_env, renderer, split, policy, engine.context_limit)
+        for name in chosen:
+            check_room(make_env, renderer, name, policy, engine.context_limit)
     except (ValueError, TypeError, OSError) as error:
         # Up to here everything depends on what was asked for, later errors are defects.
         if isinstance(error, ForkgymError):
@@ -73,10 +75,10 @@ def judge(
         max_context=engine.context_limit,
         max_running=policy.max_running,
     )
-    numbers = range(min(tasks, splits[split]))
+    numbers = {name: range(min(tasks, splits[name])) for name in chosen}
     return [
-        evaluator.evaluate(split, numbers, version=0, samples=samples),
-        evaluator.evaluate(split, numbers, version=0, greedy=True),
+        merge_results([evaluator.evaluate(name, numbers[name], version=0, samples=samples) for name in chosen]),
+        merge_results([evaluator.evaluate(name, numbers[name], version=0, greedy=True) for name in chosen]),
     ]
 
 
@@ -95,8 +97,8 @@ def judge_scripted(
     Args:
         environment: Which environment (its ``split`` is not used).
         policy: One of its ``scripted_policies``.
-        split: Split that tasks come from.
-        tasks: Number of tasks, from task 0 on; at most those of the split.
+        split: Split that tasks come from, or ``all``: every split, each task counting once.
+        tasks: Number of tasks of a split, from task 0 on; at most all of them.
         samples: Episodes a task.
         seed: Seed of the policy's draws.
         progress: Called with the number of episodes finished.
@@ -113,24 +115,43 @@ def judge_scripted(
         raise ConfigError(environment.id, [f"{str(error).rstrip('.')}."]) from error
     with closing(env):
         splits, known = env.splits, env.scripted_policies
-    problems = []
-    if split not in splits:
-        problems.append(f"there is no split {split!r}; there are {', '.join(splits)}.")
-    elif not splits[split]:
-        problems.append(f"split {split!r} has no tasks.")
+    chosen, problems = _choose_splits(splits, split)
     if policy not in known:
         problems.append(f"there is no scripted policy {policy!r}; there are {', '.join(known)}.")
     if problems:
         raise ConfigError(environment.id, problems)
-    return evaluate_scripted(
-        make_env,
-        policy,
-        split=split,
-        tasks=range(min(tasks, splits[split])),
-        samples=samples,
-        seed=seed,
-        progress=progress,
+    finished = 0
+
+    def finish(_: int) -> None:
+        nonlocal finished
+        finished += 1
+        if progress is not None:
+            progress(finished)
+
+    return merge_results(
+        [
+            evaluate_scripted(
+                make_env,
+                policy,
+                split=name,
+                tasks=range(min(tasks, splits[name])),
+                samples=samples,
+                seed=seed,
+                progress=finish,
+            )
+            for name in chosen
+        ]
     )
+
+
+def _choose_splits(splits: dict[str, int], split: str) -> tuple[list[str], list[str]]:
+    """The splits meant by a name (``all``: every one that has tasks), and what is wrong with it."""
+    if split == "all" and "all" not in splits:
+        chosen = [name for name, count in splits.items() if count]
+        return chosen, [] if chosen else ["it has no tasks in any split."]
+    if split not in splits:
+        return [], [f"there is no split {split!r}; there are {', '.join(splits)} (or all)."]
+    return [split], [] if splits[split] else [f"split {split!r} has no tasks."]
 
 
 def run_config(directory: Path) -> TrainConfig:

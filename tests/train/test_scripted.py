@@ -10,6 +10,7 @@ import pytest
 import forkgym
 from forkgym.core import TextEnv
 from forkgym.train.config import ConfigError, EnvironmentConfig
+from forkgym.train.evaluate import merge_results
 from forkgym.train.judge import judge_scripted
 from forkgym.train.scripted import evaluate_scripted
 
@@ -72,6 +73,26 @@ def test_every_text_environment_plays_at_random() -> None:
     env = EnvironmentConfig(id="toy/Chain-v0")
     result = judge_scripted(env, "random", tasks=3, samples=2)
     assert (result.mode, result.samples, len(result.per_task)) == ("random", 2, 3)
+
+
+def test_all_splits_are_judged_together_each_task_counting_once() -> None:
+    env = EnvironmentConfig(id="toy/Chain-v0")
+    together = judge_scripted(env, "random", split="all", tasks=3, samples=4)
+    splits = [name for name, count in forkgym.make("toy/Chain-v0").unwrapped.splits.items() if count]
+    single = [judge_scripted(env, "random", split=name, tasks=3, samples=4) for name in splits]
+    assert together.per_task == [share for one in single for share in one.per_task]
+    assert together.success == pytest.approx(np.mean(together.per_task))
+    assert together.turns == pytest.approx(
+        sum(one.turns * len(one.per_task) for one in single) / len(together.per_task)
+    )
+
+
+def test_only_alike_results_can_be_merged() -> None:
+    one = evaluate_scripted(Guess, "gold", split="test", tasks=range(4))
+    other = evaluate_scripted(Guess, "wrong", split="test", tasks=range(4))
+    for results in ([], [one, other]):
+        with pytest.raises(ValueError, match="one mode"):
+            merge_results(results)
 
 
 def test_what_does_not_exist_is_named_with_what_does() -> None:

@@ -10,6 +10,7 @@ from .engines import BACKENDS, ProbeResult, close_engines, engine_for, image_sto
 from .errors import BackendUnavailableError, SandboxClosedError, SandboxError, SandboxPathError
 from .images import Image, ImageStore
 from .limits import DETERMINISTIC_ENVIRONMENT, Limits
+from .network import HttpCassette, Miss, Network, NetworkError, PackageMirror
 from .output import CompletedCommand
 from .sandbox import DEFAULT_SCRATCH, MAXIMUM_DEPTH, TREE, Change, Sandbox, Snapshot
 
@@ -22,9 +23,14 @@ __all__ = [
     "BackendUnavailableError",
     "Change",
     "CompletedCommand",
+    "HttpCassette",
     "Image",
     "ImageStore",
     "Limits",
+    "Miss",
+    "Network",
+    "NetworkError",
+    "PackageMirror",
     "ProbeResult",
     "Sandbox",
     "SandboxClosedError",

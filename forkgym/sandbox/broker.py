@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,7 @@ class BrokerEngine:
         user_namespace: False only for root on machines that forbid user namespaces.
         visible: Directories of the host that commands may read.
         seccomp: Filter system calls.
+        etc: More files for the sandbox's own ``/etc``: path below it → text.
         compiled: Use the compiled spawner where it can be built.
 
     Raises:
@@ -79,6 +81,7 @@ class BrokerEngine:
         user_namespace: bool = True,
         visible: tuple[str, ...] = (),
         seccomp: bool = True,
+        etc: Mapping[str, str] | None = None,
         compiled: bool = True,
     ) -> None:
         self.backend = backend
@@ -102,6 +105,7 @@ class BrokerEngine:
             "outside": OUTSIDE_ID if os.geteuid() == 0 else os.geteuid(),
             "user_namespace": user_namespace,
             "seccomp": seccomp,
+            "etc": dict(etc or {}),
         }
         self._process = subprocess.Popen(  # noqa: S603
             [sys.executable, "-I", "-S", "-B", "-c", _PROGRAM],

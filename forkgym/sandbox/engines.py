@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -22,7 +22,7 @@ __all__ = ["BACKENDS", "ProbeResult", "close_engines", "engine_for", "image_stor
 BACKENDS = ("overlay", "overlay-root", "reflink", "copy")
 """In the order in which ``auto`` tries them."""
 
-_Key = tuple[int, str, str, tuple[str, ...], bool]
+_Key = tuple[int, str, str, tuple[str, ...], bool, tuple[tuple[str, str], ...]]
 _engines: dict[_Key, Engine] = {}
 _failures: dict[_Key, str] = {}
 _stores: dict[tuple[int, str], ImageStore] = {}
@@ -55,7 +55,9 @@ def image_store() -> ImageStore:
         return _stores[key]
 
 
-def _make(backend: str, isolation: str, visible: tuple[str, ...], seccomp: bool) -> Engine:
+def _make(
+    backend: str, isolation: str, visible: tuple[str, ...], seccomp: bool, etc: tuple[tuple[str, str], ...] = ()
+) -> Engine:
     store = image_store()
     if isolation == "none":
         if backend not in ("reflink", "copy"):
@@ -74,7 +76,12 @@ def _make(backend: str, isolation: str, visible: tuple[str, ...], seccomp: bool)
     kind = "copy" if backend == "copy" else "overlay"
     try:
         engine = BrokerEngine(
-            store, backend=kind, user_namespace=backend != "overlay-root", visible=visible, seccomp=seccomp
+            store,
+            backend=kind,
+            user_namespace=backend != "overlay-root",
+            visible=visible,
+            seccomp=seccomp,
+            etc=dict(etc),
         )
     except OSError as error:
         raise BackendUnavailableError(f"the broker could not start: {error}") from None
@@ -113,8 +120,16 @@ def engine_for(
     isolation: str = "namespaces",
     visible: Sequence[str] | None = None,
     seccomp: bool = True,
+    etc: Mapping[str, str] | None = None,
 ) -> Engine:
     """The engine of this process for these options, started at first use.
+
+    Args:
+        backend: See `BACKENDS`.
+        isolation: ``namespaces`` or ``none``.
+        visible: Directories of the host that commands may read.
+        seccomp: Filter system calls.
+        etc: More files for the sandbox's own ``/etc``: path below it → text.
 
     Raises:
         BackendUnavailableError: It does not work on this machine, or with ``auto`` none does.
@@ -131,15 +146,16 @@ def engine_for(
         if is_own_place(place):
             raise SandboxError(f"visible place {place!r} cannot be shown: the sandbox has its own files there")
     names = BACKENDS if backend == "auto" else (backend,)
+    more = tuple(sorted((etc or {}).items()))
     reasons = []
     with _lock:
         for name in names:
-            key = (os.getpid(), name, isolation, places, seccomp)
+            key = (os.getpid(), name, isolation, places, seccomp, more)
             if key in _engines and _engines[key].alive:
                 return _engines[key]
             if key not in _failures:
                 try:
-                    _engines[key] = _make(name, isolation, places, seccomp)
+                    _engines[key] = _make(name, isolation, places, seccomp, more)
                     return _engines[key]
                 except BackendUnavailableError as error:
                     _failures[key] = str(error)
@@ -177,7 +193,7 @@ def probe() -> list[ProbeResult]:
 def _probe_one(backend: str, isolation: str) -> ProbeResult:
     places = visible_directories()
     with _lock:
-        used = _engines.get((os.getpid(), backend, isolation, places, True))
+        used = _engines.get((os.getpid(), backend, isolation, places, True, ()))
     if used is not None and not used.alive:
         used = None
     try:

@@ -8,6 +8,7 @@ import posixpath
 import stat
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -19,6 +20,9 @@ from .limits import Limits, command_environment
 from .output import CompletedCommand
 from .patch import render_patch
 from .state import Difference, Entry, apply_layer, hash_state, is_scratch
+
+if TYPE_CHECKING:
+    from .network import Network
 
 __all__ = ["DEFAULT_SCRATCH", "MAXIMUM_DEPTH", "TREE", "Change", "Sandbox", "Snapshot"]
 
@@ -99,6 +103,7 @@ class Sandbox:
         visible: Sequence[str] | None = None,
         seccomp: bool = True,
         shell: str = "/bin/sh",
+        network: Network | None = None,
     ) -> Sandbox:
         """A sandbox over a base directory, which is copied once for all sandboxes and never written.
 
@@ -114,12 +119,14 @@ class Sandbox:
                 Python.
             seccomp: Filter system calls.
             shell: Runs command strings, by ``-c``.
+            network: Recorded answers and a package index for its commands; by default they reach nobody.
 
         Raises:
             BackendUnavailableError: This machine cannot do that; the text says why.
             SandboxError: The base is no directory.
         """
-        engine = engine_for(backend, isolation=isolation, visible=visible, seccomp=seccomp)
+        source = engine_for if network is None else network.engine
+        engine = source(backend, isolation=isolation, visible=visible, seccomp=seccomp)
         image = base if isinstance(base, Image) else image_store().admit(base, skip=skip)
         start = Snapshot(engine, image, (), TREE, env or {})
         return cls(start, limits or Limits(), tuple(scratch), shell)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from . import kernel
 
@@ -27,7 +27,16 @@ _ETC = {
 }
 
 
-def build(point: str, images: str, visible: Sequence[str], owner: int, writer: int, *, images_writable: bool) -> None:
+def build(
+    point: str,
+    images: str,
+    visible: Sequence[str],
+    owner: int,
+    etc: Mapping[str, str],
+    writer: int,
+    *,
+    images_writable: bool,
+) -> None:
     """Make the broker's root and enter it; the host's other files are out of reach afterwards.
 
     Args:
@@ -35,6 +44,7 @@ def build(point: str, images: str, visible: Sequence[str], owner: int, writer: i
         images: The host's directory of base images.
         visible: Absolute directories of the host that commands may read.
         owner: User id of commands inside the sandbox.
+        etc: More files for /etc: path below it → text.
         writer: User id that the broker will have here.
         images_writable: False binds the images read-only.
     """
@@ -46,11 +56,11 @@ def build(point: str, images: str, visible: Sequence[str], owner: int, writer: i
     kernel.bind(images, point + IMAGES)
     kernel.read_only(point + IMAGES, writable=images_writable)
     kernel.bind("/proc", f"{point}/proc")
-    _template(f"{point}{_TEMPLATE}", visible, owner)
+    _template(f"{point}{_TEMPLATE}", visible, owner, etc)
     kernel.pivot_root(point)
 
 
-def _template(root: str, visible: Sequence[str], owner: int) -> None:
+def _template(root: str, visible: Sequence[str], owner: int, etc: Mapping[str, str]) -> None:
     kernel.mount("root", root, "tmpfs", kernel.MS_NOSUID, "size=16m,mode=755")
     for folder in ("proc", "dev", "tmp", "testbed", "etc"):
         os.mkdir(f"{root}/{folder}", 0o755)
@@ -60,6 +70,10 @@ def _template(root: str, visible: Sequence[str], owner: int) -> None:
     for name, text in _ETC.items():
         with open(f"{root}/etc/{name}", "w") as file:
             file.write(text.format(id=owner))
+    for name, text in etc.items():
+        os.makedirs(os.path.dirname(f"{root}/etc/{name}"), exist_ok=True)
+        with open(f"{root}/etc/{name}", "w") as file:
+            file.write(text)
     for name in _COPIED:
         source = f"/etc/{name}"
         with contextlib.suppress(FileNotFoundError):

@@ -370,7 +370,7 @@ def _enter(config: dict[str, Any]) -> None:
     """Namespaces and root of the broker; see the package's documentation for the order."""
     point, outside = config["point"], config["outside"]
     spaces = kernel.CLONE_NEWNET | kernel.CLONE_NEWUTS | kernel.CLONE_NEWIPC | kernel.CLONE_NEWPID
-    arguments = (point, config["images"], config["visible"], config["owner"])
+    arguments = (point, config["images"], config["visible"], config["owner"], config["etc"])
     if os.geteuid() == 0:
         kernel.unshare(kernel.CLONE_NEWNS)
         kernel.make_private()
@@ -410,7 +410,7 @@ def main() -> NoReturn:
     """Take standard input for the control channel, read the configuration from it, and serve.
 
     Keys: ``host`` (process id), ``images``, ``point``, ``visible``, ``library``, ``backend``, ``owner`` (user id
-    inside), ``outside`` (the same user outside), ``user_namespace``, ``seccomp``. Nothing of it stands in the
+    inside), ``outside`` (the same user outside), ``user_namespace``, ``seccomp``, ``etc``. Nothing of it stands in the
     arguments, which every command can read of its init.
     """
     control = socket.socket(fileno=os.dup(0))

@@ -229,8 +229,7 @@ class PackageMirror:
             "UV_NO_CACHE": "1",
         }
         if self.prefix is not None:
-            # What the interpreter happens to have must not decide what is installed, nor can it be replaced.
-            found |= {"PIP_PREFIX": self.prefix, "PIP_IGNORE_INSTALLED": "1", "PIP_BREAK_SYSTEM_PACKAGES": "1"}
+            found |= {"PIP_PREFIX": self.prefix, "PIP_BREAK_SYSTEM_PACKAGES": "1"}
             version = f"python{sys.version_info.major}.{sys.version_info.minor}"
             places = {"PATH": f"{self.prefix}/bin", "PYTHONPATH": f"{self.prefix}/lib/{version}/site-packages"}
             for name, place in places.items():

@@ -63,6 +63,9 @@ def fetch(request: Request, *, limit: int, timeout: float) -> Answer:
         raise NetworkError(f"the server gave no whole answer: {error}") from None
     if len(content) > limit:
         raise NetworkError(f"the answer is larger than the {limit} bytes that are recorded (body_limit)")
+    declared = {name.lower(): value for name, value in headers}.get("content-length", "")
+    if request.method != "HEAD" and status not in (204, 304) and declared.isdecimal() and len(content) < int(declared):
+        raise NetworkError(f"the server gave no whole answer: {len(content)} of {declared} bytes")
     return _plain(Answer(status, headers, content, reason or ""), limit)
 
 

@@ -1,0 +1,1 @@
+"""Programs that run inside a sandbox. They import nothing of this project."""

@@ -1,0 +1,1 @@
+"""Makers of tasks: bugs injected into tested projects, and commits that repaired something."""

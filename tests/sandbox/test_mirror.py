@@ -218,6 +218,7 @@ def test_two_forks_install_the_same(isolated: Create, folder: Path) -> None:
         assert not any(name.endswith(".pyc") for name in names)
 
 
+@pytest.mark.slow
 def test_another_prefix_and_another_process_path_install_the_same(isolated: Create, folder: Path) -> None:
     """What is installed into the tree is part of its hash, and a version that is named is the one that comes."""
     with Network(mirror=PackageMirror(folder, prefix="/testbed/.packages")) as network:
@@ -245,6 +246,7 @@ def test_without_the_pins_two_installations_differ(isolated: Create, folder: Pat
         assert sides[0].state_hash() != sides[1].state_hash()
 
 
+@pytest.mark.slow
 def test_a_package_that_is_not_there_is_an_observation(isolated: Create, folder: Path) -> None:
     with Network(mirror=PackageMirror(folder)) as network:
         sandbox = isolated(network=network, limits=ROOM)
@@ -256,6 +258,7 @@ def test_a_package_that_is_not_there_is_an_observation(isolated: Create, folder:
         assert "No matching distribution found for delta" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_file_that_changes_meanwhile_is_not_installed(isolated: Create, tmp_path: Path) -> None:
     make_wheel(tmp_path, "alpha", "1.0", body="a = 1\n")
     PackageMirror.lock(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import socket
@@ -28,7 +29,7 @@ __all__ = ["AGENT_ID", "BrokerEngine", "compiled_spawner"]
 
 AGENT_ID = 1000
 """User and group of every command, as commands see it."""
-_SOURCE = Path(__file__).parent / "inside" / "spawn.c"
+_SOURCES = [Path(__file__).parent / "inside" / name for name in ("spawn.c", "layers.c")]
 _PROGRAM = "import os, sys; sys.path.insert(0, os.environ['INSIDE']); from inside.serve import main; main()"
 
 
@@ -39,14 +40,14 @@ def compiled_spawner(store: ImageStore) -> Path | None:
         None without a C compiler, or if ``FORKGYM_SANDBOX_COMPILER`` is set to nothing.
     """
     compiler = shutil.which(os.environ.get("FORKGYM_SANDBOX_COMPILER", "cc") or "/nonexistent")
-    source = _SOURCE.read_bytes()
+    source = b"".join(path.read_bytes() for path in _SOURCES)
     target = store.root / "lib" / f"spawn-{os.uname().machine}-{blake2b(source, digest_size=8).hexdigest()}.so"
     if compiler is None:
         return None
     if target.exists():
         return target
     partial = store.root / "work" / f"spawn-{process_mark(os.getpid())}-{os.urandom(4).hex()}.so"
-    command = [compiler, "-O2", "-shared", "-fPIC", "-o", str(partial), str(_SOURCE)]
+    command = [compiler, "-O2", "-shared", "-fPIC", "-o", str(partial), *map(str, _SOURCES)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
     if done.returncode:
         partial.unlink(missing_ok=True)
@@ -88,6 +89,7 @@ class BrokerEngine:
         self.whole_copies = backend != "overlay"
         self._pid = os.getpid()
         self._unused: deque[int] = deque()
+        self._numbers = itertools.count(1)
         self._local = threading.local()
         self._lock = threading.Lock()
         library = compiled_spawner(store) if compiled else None
@@ -156,13 +158,26 @@ class BrokerEngine:
                 found.append(self._unused.popleft())
         return found
 
-    def _ask(self, op: str, descriptors: tuple[int, ...] = (), **message: Any) -> tuple[dict[str, Any], list[int]]:
+    def _ask(self, op: str, *layers: Layer, **message: Any) -> tuple[dict[str, Any], list[int]]:
         channel = self._channel()
-        self._tell(channel, op, descriptors, message)
-        return self._hear(channel)
+        self._tell(channel, op, (), message, layers)
+        answer = self._hear(channel)
+        for layer in layers:
+            layer.birth = None
+        return answer
 
-    def _tell(self, channel: socket.socket, op: str, descriptors: tuple[int, ...], message: dict[str, Any]) -> None:
+    def _tell(
+        self,
+        channel: socket.socket,
+        op: str,
+        descriptors: tuple[int, ...],
+        message: dict[str, Any],
+        layers: tuple[Layer, ...],
+    ) -> None:
         message["op"] = op
+        births = [layer.birth for layer in layers if layer.birth is not None]
+        if births:
+            message["begin"] = births
         if self._unused:
             message["unused"] = self._unused_now()
         try:
@@ -183,42 +198,54 @@ class BrokerEngine:
 
     def begin(self, image: Image, frozen: tuple[Layer, ...], space: int, files: int) -> Layer:
         """See `Engine.begin`."""
-        numbers = [layer.number for layer in frozen]
-        answer, _ = self._ask("begin", image=image.id, frozen=numbers, space=space, files=files)
-        return Layer(answer["layer"], self._unused)
+        number = next(self._numbers)
+        return Layer(number, self._unused, (number, image.id, [old.number for old in frozen], space, files))
 
-    def mount(self, layer: Layer) -> None:
+    def mount(self, *layers: Layer) -> None:
         """See `Engine.mount`."""
-        self._ask("mount", layer=layer.number)
+        self._ask("mount", *layers, layers=[layer.number for layer in layers])
 
     def freeze(self, layer: Layer) -> bool:
         """See `Engine.freeze`."""
-        answer, _ = self._ask("freeze", layer=layer.number)
+        answer, _ = self._ask("freeze", layer, layer=layer.number)
         layer.bytes = answer["bytes"]
         return bool(answer["frozen"])
 
-    def split(self, layer: Layer, image: Image, frozen: tuple[Layer, ...], space: int, files: int) -> list[Layer]:
-        """See `Engine.split`."""
+    def fork(
+        self, layer: Layer, image: Image, frozen: tuple[Layer, ...], space: int, files: int
+    ) -> tuple[Layer, Layer | None]:
+        """See `Engine.fork`."""
         below = [] if self.whole_copies else [old.number for old in frozen]
-        then = [[image.id, below, space, files]] * 2
-        answer, _ = self._ask("freeze", layer=layer.number, then=then)
+        child, after = (Layer(next(self._numbers), self._unused) for _ in range(2))
+        answer, _ = self._ask(
+            "fork",
+            layer,
+            layer=layer.number,
+            child=child.number,
+            after=after.number,
+            on=(image.id, below, space, files),
+        )
+        if not answer["frozen"]:
+            return child, None
         layer.bytes = answer["bytes"]
-        return [Layer(number, self._unused) for number in answer["layers"]]
+        return child, after
 
     def scan(self, layer: Layer) -> list[Item]:
         """See `Engine.scan`."""
-        answer, _ = self._ask("scan", layer=layer.number)
+        answer, _ = self._ask("scan", layer, layer=layer.number)
         return [Item(*item) for item in answer["items"]]
 
     def flatten(self, frozen: tuple[Layer, ...]) -> Layer:
         """See `Engine.flatten`."""
-        answer, _ = self._ask("flatten", frozen=[layer.number for layer in frozen])
-        return Layer(answer["layer"], self._unused, answer["bytes"])
+        layer = Layer(next(self._numbers), self._unused)
+        answer, _ = self._ask("flatten", layer=layer.number, frozen=[old.number for old in frozen])
+        layer.bytes = answer["bytes"]
+        return layer
 
     def open(self, layer: Layer, part: str, path: str, flags: int, *, parents: bool = False) -> int:
         """See `Engine.open`."""
         _, descriptors = self._ask(
-            "open", layer=layer.number, part=part, path=path, flags=flags, mode=0o644, parents=parents
+            "open", layer, layer=layer.number, part=part, path=path, flags=flags, mode=0o644, parents=parents
         )
         return descriptors[0]
 
@@ -257,7 +284,7 @@ class BrokerEngine:
         }
         started = time.perf_counter()
         try:
-            self._tell(channel, "run", descriptors, message)
+            self._tell(channel, "run", descriptors, message, (layer,))
         except BaseException:
             for stream, _ in streams:
                 os.close(stream)
@@ -273,6 +300,7 @@ class BrokerEngine:
             channel.close()
             raise
         answer, _ = self._hear(channel)
+        layer.birth = None
         return completed(
             command.argv, answer, output, error, exceeded=exceeded, wall_seconds=time.perf_counter() - started
         )

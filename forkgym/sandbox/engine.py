@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -25,12 +25,13 @@ class Layer:
         bytes: What it holds, once frozen.
         difference: Of the state whose topmost frozen layer this is, once it was asked for. A frozen layer lies on one
             stack for ever, so this never changes.
+        birth: What the engine has to be told before it can use a new layer; None once it was.
     """
 
-    __slots__ = ("__weakref__", "_unused", "bytes", "difference", "number")
+    __slots__ = ("__weakref__", "_unused", "birth", "bytes", "difference", "number")
 
-    def __init__(self, number: int, unused: deque[int], size: int = 0) -> None:
-        self.number, self.bytes, self._unused = number, size, unused
+    def __init__(self, number: int, unused: deque[int], birth: tuple[Any, ...] | None = None, size: int = 0) -> None:
+        self.number, self.bytes, self._unused, self.birth = number, size, unused, birth
         self.difference: Difference | None = None
 
     def __del__(self) -> None:
@@ -79,19 +80,22 @@ class Engine(Protocol):
         """Whether it can still be used."""
 
     def begin(self, image: Image, frozen: tuple[Layer, ...], space: int, files: int) -> Layer:
-        """A new writable layer, mounted at its first use."""
+        """A new writable layer, made and mounted at its first use."""
 
-    def mount(self, layer: Layer) -> None:
-        """Make the view of a writable layer now."""
+    def mount(self, *layers: Layer) -> None:
+        """Make the views of writable layers now."""
 
     def freeze(self, layer: Layer) -> bool:
         """Freeze a layer; False if nothing was written to it, and it stays writable."""
 
-    def split(self, layer: Layer, image: Image, frozen: tuple[Layer, ...], space: int, files: int) -> list[Layer]:
-        """Freeze a layer and make two mounted writable ones above it, in one request.
+    def fork(
+        self, layer: Layer, image: Image, frozen: tuple[Layer, ...], space: int, files: int
+    ) -> tuple[Layer, Layer | None]:
+        """Make a mounted sibling of a mounted writable layer that shows the same, in one request.
 
         Returns:
-            The two layers; none if nothing was written to the layer, which then stays writable.
+            The sibling, and None where the layer stays writable; else the layer is frozen now, and the second is to be
+            written in its place.
         """
 
     def scan(self, layer: Layer) -> list[Item]:

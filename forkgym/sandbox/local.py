@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import json
 import os
 import subprocess
@@ -49,6 +50,7 @@ class LocalEngine:
         self._folder.mkdir(mode=0o700)
         self._store = CopyStore(str(store.images), str(self._folder), capped=False, reflink=reflink)
         self._unused: deque[int] = deque()
+        self._numbers = itertools.count(1)
         self._closed = False
         pid = os.getpid()
         self._finalizer = weakref.finalize(self, _remove_own, str(self._folder), pid)
@@ -68,20 +70,29 @@ class LocalEngine:
     def begin(self, image: Image, frozen: tuple[Layer, ...], space: int, files: int) -> Layer:
         """See `Engine.begin`; there is no limit on the disk space of a copy."""
         self._ready()
-        return Layer(self._store.begin(image.id, tuple(layer.number for layer in frozen), space, files), self._unused)
+        number = next(self._numbers)
+        self._store.begin(number, image.id, tuple(layer.number for layer in frozen), space, files)
+        return Layer(number, self._unused)
 
     def freeze(self, layer: Layer) -> bool:
         """See `Engine.freeze`."""
         frozen, layer.bytes = self._store.freeze(layer.number)
         return frozen
 
-    def mount(self, layer: Layer) -> None:
+    def mount(self, *layers: Layer) -> None:
         """See `Engine.mount`: a copy is there from the beginning."""
 
-    def split(self, layer: Layer, image: Image, frozen: tuple[Layer, ...], space: int, files: int) -> list[Layer]:  # noqa: ARG002
-        """See `Engine.split`."""
+    def fork(
+        self,
+        layer: Layer,
+        image: Image,
+        frozen: tuple[Layer, ...],  # noqa: ARG002
+        space: int,
+        files: int,
+    ) -> tuple[Layer, Layer]:
+        """See `Engine.fork`."""
         self.freeze(layer)
-        return [self.begin(image, (layer,), space, files) for _ in range(2)]
+        return self.begin(image, (layer,), space, files), self.begin(image, (layer,), space, files)
 
     def scan(self, layer: Layer) -> list[Item]:
         """See `Engine.scan`."""

@@ -317,19 +317,19 @@ class Sandbox:
         """
         if not mount or self._closed:
             return Sandbox(self.snapshot(), self.limits, self.scratch, self._shell)
-        layers: list[Layer] = []
-        if self._upper is not None and self._touched and len(self._layers) < MAXIMUM_DEPTH:
-            upper, known = self._upper, self._current
-            layers = self._engine.split(upper, self.image, self._layers, *self._room())
-            if layers:
-                self._frozen(upper, known)
-                self._upper = layers[0]
-        child = Sandbox(self._snapshot_of_frozen(), self.limits, self.scratch, self._shell) if layers else self.fork()
-        if layers:
-            child._upper = layers[1]
-        else:
-            self.mount()
-            child.mount()
+        if self._upper is None or not self._touched or len(self._layers) >= MAXIMUM_DEPTH:
+            child = self.fork()
+            self._engine.mount(self._writable(), child._writable())
+            return child
+        upper, known = self._upper, self._current
+        layer, after = self._engine.fork(upper, self.image, self._layers, *self._room())
+        if after is not None:
+            self._frozen(upper, known)
+            self._upper = after
+        child = Sandbox(self._snapshot_of_frozen(), self.limits, self.scratch, self._shell)
+        child._upper = layer
+        if after is None:
+            child._touched, child._current = True, known
         return child
 
     def chdir(self, path: str) -> None:

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 
 from . import kernel
 
-__all__ = ["IMAGES", "LAYERS", "VIEWS", "build", "open_template"]
+__all__ = ["IMAGES", "LAYERS", "build", "open_template"]
 
-IMAGES, LAYERS, VIEWS, _TEMPLATE = "/images", "/l", "/m", "/t"
+IMAGES, LAYERS, _TEMPLATE = "/images", "/l", "/t"
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _COPIED = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives")
 _ETC = {
@@ -49,10 +49,9 @@ def build(
         images_writable: False binds the images read-only.
     """
     kernel.mount("forkgym", point, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=16m,mode=755")
-    for folder in (IMAGES, LAYERS, VIEWS, _TEMPLATE, "/proc"):
+    for folder in (IMAGES, LAYERS, _TEMPLATE, "/proc"):
         os.mkdir(point + folder, 0o755)
-    for folder in (LAYERS, VIEWS):
-        os.chown(point + folder, writer, -1)
+    os.chown(point + LAYERS, writer, -1)
     kernel.bind(images, point + IMAGES)
     kernel.read_only(point + IMAGES, writable=images_writable)
     kernel.bind("/proc", f"{point}/proc")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import ctypes
 import errno
 import fcntl
 import json
@@ -91,7 +92,9 @@ class Broker:
 
     def __init__(self, config: dict[str, Any], control: socket.socket) -> None:
         if config["backend"] == "overlay":
-            self.store: OverlayStore | CopyStore = OverlayStore(rootfs.IMAGES, rootfs.LAYERS, rootfs.VIEWS)
+            library = ctypes.CDLL(config["library"]) if config["library"] else None
+            owner = -1 if config["user_namespace"] else config["owner"]
+            self.store: OverlayStore | CopyStore = OverlayStore(rootfs.IMAGES, rootfs.LAYERS, library, owner)
         else:
             self.store = CopyStore(rootfs.IMAGES, rootfs.LAYERS, capped=True)
         self._owner = config["owner"]
@@ -100,7 +103,6 @@ class Broker:
         self._leased: set[int] = set()
         self._unused: list[int] = []
         self._leaving: dict[int, list[Running]] = {}
-        self._prepared = False
         self._spawner = Spawner(
             config["library"],
             rootfs.open_template(),
@@ -111,7 +113,7 @@ class Broker:
         self._running: dict[socket.socket, Running] = {}
         self._selector = selectors.EpollSelector()
         self._selector.register(control, selectors.EVENT_READ, self._accept)
-        names = ("begin", "mount", "freeze", "scan", "flatten", "open", "listen", "unlisten")
+        names = ("mount", "freeze", "fork", "scan", "flatten", "open", "listen", "unlisten")
         self._handlers = {name: getattr(self, f"_{name}") for name in names}
 
     def loop(self) -> NoReturn:
@@ -119,7 +121,7 @@ class Broker:
         while True:
             deadlines = [command.deadline for command in self._running.values() if command.deadline is not None]
             wait = max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
-            chores = bool(self._unused) or not self._prepared
+            chores = bool(self._unused)
             events = self._selector.select(min(_IDLE, _IDLE if wait is None else wait) if chores else wait)
             for key, _ in events:
                 key.data(key.fileobj)
@@ -135,8 +137,6 @@ class Broker:
         """Work that no answer waits for, in small pieces."""
         for _ in range(min(4, len(self._unused))):
             self.store.drop(self._unused.pop())
-        if not self._unused:
-            self._prepared = not self.store.prepare()
 
     def _accept(self, control: socket.socket) -> None:
         message, descriptors = receive(control)
@@ -164,7 +164,8 @@ class Broker:
             return
         try:
             self._unused += message.get("unused", ())
-            self._prepared = False
+            for birth in message.get("begin", ()):
+                self._begin(*birth)
             if message["op"] == "run":
                 answer = self._run(channel, message, descriptors)
             else:
@@ -189,12 +190,12 @@ class Broker:
             if descriptor is not None:
                 os.close(descriptor)
 
-    def _begin(self, message: dict[str, Any]) -> dict[str, Any]:
-        layer = self.store.begin(message["image"], tuple(message["frozen"]), message["space"], message["files"])
-        return {"layer": layer}
+    def _begin(self, layer: int, image: str, frozen: list[int], space: int, files: int) -> None:
+        self.store.begin(layer, image, tuple(frozen), space, files)
 
     def _mount(self, message: dict[str, Any]) -> dict[str, Any]:
-        self.store.root(message["layer"])
+        for layer in message["layers"]:
+            self.store.root(layer)
         return {}
 
     def _freeze(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -202,20 +203,26 @@ class Broker:
         for command in list(self._leaving.get(message["layer"], ())):
             self._reap(command)
         frozen, size = self.store.freeze(message["layer"])
-        answer: dict[str, Any] = {"frozen": frozen, "bytes": size, "layers": []}
-        if frozen:
-            for image, below, space, files in message.get("then", ()):
-                layer = self.store.begin(image, (message["layer"], *below), space - size, files)
-                answer["layers"].append(layer)
-                self.store.root(layer)
+        return {"frozen": frozen, "bytes": size}
+
+    def _fork(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Two mounted layers that show the same: the parent's own and a copy of it, or two new ones above it."""
+        layer, child, after = message["layer"], message["child"], message["after"]
+        image, below, space, files = message["on"]
+        if self.store.fork(layer, child):
+            return {"frozen": False, "bytes": 0}
+        answer = self._freeze(message)
+        stack = [layer, *below] if answer["frozen"] else below
+        for number in (after, child) if answer["frozen"] else (child,):
+            self._begin(number, image, stack, space - answer["bytes"], files)
+            self.store.root(number)
         return answer
 
     def _scan(self, message: dict[str, Any]) -> dict[str, Any]:
         return {"items": self.store.scan(message["layer"])}
 
     def _flatten(self, message: dict[str, Any]) -> dict[str, Any]:
-        layer, size = self.store.flatten(tuple(message["frozen"]))
-        return {"layer": layer, "bytes": size}
+        return {"bytes": self.store.flatten(message["layer"], tuple(message["frozen"]))}
 
     def _open(self, message: dict[str, Any]) -> dict[str, Any]:
         """Open a file of the state on the host's behalf; never follows a link out of the tree."""
@@ -422,8 +429,6 @@ def main() -> NoReturn:
     try:
         host = kernel.pidfd_open(config["host"])
         if config["library"]:
-            import ctypes
-
             ctypes.CDLL(config["library"])  # the file is out of reach later; loaded, it is found by its name
         _enter(config)
         pid = os.fork()

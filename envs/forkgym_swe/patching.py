@@ -13,7 +13,7 @@ import msgspec
 
 from forkgym_swe.instance import InstanceError
 
-__all__ = ["PatchError", "apply_patch", "changed_lines", "make_patch", "patched_paths"]
+__all__ = ["PatchError", "apply_patch", "changed_lines", "make_patch", "patched_paths", "reverse_patch"]
 
 _HUNK = re.compile(r"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
 _ESCAPE = re.compile(r'\\([0-7]{3}|[abtnvfr"\\])')
@@ -124,7 +124,49 @@ def changed_lines(patch: str) -> dict[str, tuple[int, ...]]:
     return {path: tuple(sorted(lines)) for path, lines in sorted(found.items())}
 
 
+def reverse_patch(patch: str) -> str:
+    """The patch that undoes a patch.
+
+    Raises:
+        PatchError: It cannot be read.
+    """
+    parts = []
+    for change in _read(patch):
+        old, new = change.new, change.old
+        name, other = old or new, new or old
+        parts.append(f"diff --git {_quote(f'a/{name}')} {_quote(f'b/{other}')}\n")
+        if old is None:
+            parts.append("new file mode 100644\n")
+        elif new is None:
+            parts.append("deleted file mode 100644\n")
+        elif old != new:
+            parts.append(f"rename from {_quote(old)}\nrename to {_quote(new)}\n")
+        if change.hunks:
+            parts.append(f"--- {'/dev/null' if old is None else _quote(f'a/{old}')}\n")
+            parts.append(f"+++ {'/dev/null' if new is None else _quote(f'b/{new}')}\n")
+        shift = 0
+        for hunk in change.hunks:
+            parts.append(_render_hunk(hunk, shift))
+            shift += len(hunk.after) - len(hunk.before)
+    return "".join(parts)
+
+
 # ---------------------------------------------------------------------- writing
+
+
+def _render_hunk(hunk: _Hunk, shift: int) -> str:
+    """A hunk backwards; `shift` is how far earlier hunks moved the lines."""
+    first = hunk.start + shift
+    counts = (len(hunk.after), len(hunk.before))
+    starts = [line if count else line - 1 for line, count in zip((first, hunk.start), counts, strict=True)]
+    lines = [f"@@ -{starts[0]},{counts[0]} +{starts[1]},{counts[1]} @@\n"]
+    matcher = difflib.SequenceMatcher(None, hunk.after, hunk.before, autojunk=False)
+    for kind, a, b, c, d in matcher.get_opcodes():
+        if kind == "equal":
+            lines += [f" {line}" for line in hunk.after[a:b]]
+        else:
+            lines += [f"-{line}" for line in hunk.after[a:b]] + [f"+{line}" for line in hunk.before[c:d]]
+    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
 
 def _quote(name: str) -> str:

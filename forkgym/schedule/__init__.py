@@ -3,8 +3,10 @@
 from forkgym.schedule.budget import propensities, solve_multiplier, spend
 from forkgym.schedule.controller import (
     ControllerState,
+    Planning,
     make_decisions,
     plan_branches,
+    plans_by_group,
     same_evidence_probability,
     settle,
 )
@@ -14,10 +16,12 @@ __all__ = [
     "FEATURES",
     "ControllerState",
     "Discordance",
+    "Planning",
     "RidgeRegression",
     "decision_features",
     "make_decisions",
     "plan_branches",
+    "plans_by_group",
     "propensities",
     "same_evidence_probability",
     "settle",

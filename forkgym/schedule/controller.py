@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
@@ -20,7 +21,18 @@ from forkgym.rollout.trace import Branch, Decision, Episode
 from forkgym.schedule.budget import propensities, solve_multiplier
 from forkgym.schedule.predictor import FEATURES, Discordance, RidgeRegression, decision_features
 
-__all__ = ["ControllerState", "make_decisions", "plan_branches", "same_evidence_probability", "settle"]
+__all__ = [
+    "ControllerState",
+    "Planning",
+    "make_decisions",
+    "plan_branches",
+    "plans_by_group",
+    "same_evidence_probability",
+    "settle",
+]
+
+Planning = Literal["batch", "group"]
+"""How λ is found: ``batch`` solves it over the whole update, as the papers do; ``group`` knows it before the update."""
 
 RUNNING_DECAY = 0.9
 COST_DECAY = 0.95
@@ -42,6 +54,7 @@ class ControllerState(msgspec.Struct, kw_only=True):
         squared_same: Running mean of (D − b)² where the alternative brought the same evidence.
         squared_different: The same where it brought different evidence.
         squared_credit: Running mean of Â² over all decisions (``running`` scale), ``None`` before the first update.
+        multiplier: λ of the next update where planning is by group, ``None`` before there is one.
     """
 
     discordance: Discordance = msgspec.field(default_factory=Discordance)
@@ -53,6 +66,7 @@ class ControllerState(msgspec.Struct, kw_only=True):
     squared_same: float = 0.25
     squared_different: float = 1.0
     squared_credit: float | None = None
+    multiplier: float | None = None
 
     @property
     def cost_ratio(self) -> float:
@@ -83,15 +97,20 @@ def plan_branches(
     branching: Branching,
     state: ControllerState,
     update: int,
+    *,
+    planning: Planning = "batch",
 ) -> float:
     """Fill in η̂, b, q, the coin and the choice of every decision, in place.
 
     Args:
-        decisions: All decisions of the update in canonical order.
+        decisions: All decisions of the update in canonical order, or those of whole groups of it where
+            :func:`plans_by_group` says that this gives the same plan.
         episodes: Factual episodes by key.
         branching: The algorithm's branching.
         state: What earlier updates taught.
         update: Update number.
+        planning: ``batch``: λ meets the budget on these decisions, by bisection; ``group``: λ is the state's, which
+            :func:`settle` moved once after the last update. Before there is one, q is that of warm-up.
 
     Returns:
         λ, the budget multiplier (0 for score selectors and in warm-up).
@@ -109,7 +128,13 @@ def plan_branches(
         for key, own in by_episode.items():
             select_by_score(branching.selector, episodes[key], own)
         return 0.0
-    return _toss_coins(decisions, episodes, branching.selector, branching, state, update)
+    return _toss_coins(decisions, episodes, branching, state, update, planning)
+
+
+def plans_by_group(branching: Branching, update: int, planning: Planning) -> bool:
+    """Whether a group's plan needs nothing of the update's other groups, so that it can be made when it is whole."""
+    selector = branching.selector
+    return planning == "group" or isinstance(selector, ScoreSelector) or update < selector.warmup_updates
 
 
 def same_evidence_probability(decision: Decision, branching: Branching, state: ControllerState) -> float:
@@ -121,7 +146,14 @@ def same_evidence_probability(decision: Decision, branching: Branching, state: C
     return min(1.0, max(ratio, floor))
 
 
-def settle(decisions: Sequence[Decision], branching: Branching, state: ControllerState, *, credited: bool) -> None:
+def settle(
+    decisions: Sequence[Decision],
+    branching: Branching,
+    state: ControllerState,
+    *,
+    credited: bool,
+    episodes: dict[int, Episode] | None = None,
+) -> None:
     """Fold an update's realised branches into the state, in canonical order.
 
     Args:
@@ -129,6 +161,8 @@ def settle(decisions: Sequence[Decision], branching: Branching, state: Controlle
         branching: The algorithm's branching.
         state: Changed in place.
         credited: Whether decisions carry Horvitz-Thompson credit to fold into the running scale.
+        episodes: Factual episodes by key where planning is by group: λ of the next update is then what would have met
+            this update's budget, less what has been overspent so far in real tokens, with what is known by now.
     """
     realised = [(decision, branch) for decision in decisions if decision.branched for branch in decision.realised()]
     weights = [_inverse_probability(decision, branch) for decision, branch in realised]
@@ -145,6 +179,9 @@ def settle(decisions: Sequence[Decision], branching: Branching, state: Controlle
         )
     _settle_evidence(realised, squares, state)
     _settle_cost(decisions, branching, state)
+    if episodes and isinstance(branching.selector, CoinSelector):
+        weights, costs, budget = _allocation(decisions, episodes, branching.selector, branching, state)
+        state.multiplier = solve_multiplier(weights, costs, budget, branching.selector.minimum_propensity)
     if credited:
         values = [decision.credit for decision in decisions if decision.credit is not None]
         if values:
@@ -173,33 +210,50 @@ def _decision(episode: Episode, turn: int, group_success: float) -> Decision:
 def _toss_coins(
     decisions: Sequence[Decision],
     episodes: dict[int, Episode],
-    selector: CoinSelector,
     branching: Branching,
     state: ControllerState,
     update: int,
+    planning: Planning,
 ) -> float:
-    multiplier = 0.0
-    if update < selector.warmup_updates:
+    selector, multiplier = branching.selector, 0.0
+    if not isinstance(selector, CoinSelector):
+        raise TypeError(f"coins are for a CoinSelector, not a {type(selector).__name__}")
+    if update < selector.warmup_updates or (planning == "group" and state.multiplier is None):
         chosen = [selector.warmup_propensity] * len(decisions)
     else:
-        ratio = state.cost_ratio if selector.correct_cost else 1.0
-        costs = [max(1.0, decision.cost) * ratio * branching.plan.continuations for decision in decisions]
-        # Where b takes part of D away, variance follows what is left.
-        predictor = state.discordance if branching.control_variate == "zero" else state.residual
-        weights = [
-            _allocation_weight(selector, decision, episodes[decision.episode], predictor, cost)
-            for decision, cost in zip(decisions, costs, strict=True)
-        ]
-        budget = selector.budget_fraction * sum(episode.generated_tokens for episode in episodes.values())
-        if selector.correct_cost:
-            budget -= min(budget, max(-budget, state.overspent))
-        multiplier = solve_multiplier(weights, costs, budget, selector.minimum_propensity)
+        weights, costs, budget = _allocation(decisions, episodes, selector, branching, state)
+        if planning == "group" and state.multiplier is not None:
+            multiplier = state.multiplier
+        else:
+            multiplier = solve_multiplier(weights, costs, budget, selector.minimum_propensity)
         chosen = propensities(weights, multiplier, selector.minimum_propensity)
     for decision, q in zip(decisions, chosen, strict=True):
         decision.propensity = q
         decision.coin = coin(decision.episode, decision.turn, "branch")
         decision.branched = decision.coin < q
     return multiplier
+
+
+def _allocation(
+    decisions: Sequence[Decision],
+    episodes: dict[int, Episode],
+    selector: CoinSelector,
+    branching: Branching,
+    state: ControllerState,
+) -> tuple[list[float], list[float], float]:
+    """Weights and costs of decisions, and the budget of their update."""
+    ratio = state.cost_ratio if selector.correct_cost else 1.0
+    costs = [max(1.0, decision.cost) * ratio * branching.plan.continuations for decision in decisions]
+    # Where b takes part of D away, variance follows what is left.
+    predictor = state.discordance if branching.control_variate == "zero" else state.residual
+    weights = [
+        _allocation_weight(selector, decision, episodes[decision.episode], predictor, cost)
+        for decision, cost in zip(decisions, costs, strict=True)
+    ]
+    budget = selector.budget_fraction * sum(episode.generated_tokens for episode in episodes.values())
+    if selector.correct_cost:
+        budget -= min(budget, max(-budget, state.overspent))
+    return weights, costs, budget
 
 
 def _allocation_weight(

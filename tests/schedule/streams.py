@@ -7,7 +7,7 @@ import numpy as np
 from forkgym.credit import Branching, CoinSelector
 from forkgym.rollout.plan import BranchPlan
 from forkgym.rollout.trace import Branch, Decision, Episode
-from forkgym.schedule import ControllerState, make_decisions, plan_branches, settle
+from forkgym.schedule import ControllerState, Planning, make_decisions, plan_branches, settle
 from tests.credit.traces import branch, episode
 
 
@@ -60,7 +60,14 @@ def run_branches(rng: np.random.Generator, decisions: list[Decision], episodes: 
 
 
 def simulate(
-    updates: int, setting: Branching, *, groups: int, size: int, seed: int = 0, tokens: float = 8.0
+    updates: int,
+    setting: Branching,
+    *,
+    groups: int,
+    size: int,
+    seed: int = 0,
+    tokens: float = 8.0,
+    planning: Planning = "batch",
 ) -> tuple[list[float], list[float], ControllerState]:
     """Factual and branch tokens of each update, and the final state."""
     rng, state = np.random.default_rng(seed), ControllerState()
@@ -69,9 +76,9 @@ def simulate(
         made = groups_of(rng, update, groups=groups, size=size, tokens=tokens)
         episodes = {one.key: one for group in made for one in group}
         decisions = make_decisions(made)
-        plan_branches(decisions, episodes, setting, state, update)
+        plan_branches(decisions, episodes, setting, state, update, planning=planning)
         run_branches(rng, decisions, episodes)
-        settle(decisions, setting, state, credited=False)
+        settle(decisions, setting, state, credited=False, episodes=episodes if planning == "group" else None)
         factual.append(float(sum(one.generated_tokens for one in episodes.values())))
         auxiliary.append(float(sum(b.generated_tokens for decision in decisions for b in decision.branches)))
     return factual, auxiliary, state

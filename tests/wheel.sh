@@ -11,7 +11,7 @@ trap 'rm -rf "$folder"' EXIT
 cd "$folder"
 forkgym=$folder/venv/bin/forkgym
 "$forkgym" envs
-"$forkgym" bench fork_latency --env toy/Chain-v0 --json | tail -n 1
+"$forkgym" bench env_fork --env toy/Chain-v0 --json | tail -n 1
 "$forkgym" bench env_throughput --env toy/Chain-v0 --json | tail -n 1
 "$folder/venv/bin/python" -c '
 import sys, forkgym

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -29,31 +29,51 @@ __all__ = ["AGENT_ID", "BrokerEngine", "compiled_spawner"]
 
 AGENT_ID = 1000
 """User and group of every command, as commands see it."""
-_SOURCES = [Path(__file__).parent / "inside" / name for name in ("spawn.c", "layers.c")]
+_INSIDE = Path(__file__).parent / "inside"
 _PROGRAM = "import os, sys; sys.path.insert(0, os.environ['INSIDE']); from inside.serve import main; main()"
 
 
-def compiled_spawner(store: ImageStore) -> Path | None:
-    """The compiled ``spawn.c`` from the cache, built now if it is not there.
+def compiled(store: ImageStore, name: str, sources: Sequence[str], *options: str) -> Path | None:
+    """A compiled C file from the cache, built now if it is not there.
+
+    Args:
+        store: Where the cache is.
+        name: What it is called there.
+        sources: Files of ``inside``.
+        options: Of the compiler.
 
     Returns:
-        None without a C compiler, or if ``FORKGYM_SANDBOX_COMPILER`` is set to nothing.
+        None without a C compiler, if it fails, or if ``FORKGYM_SANDBOX_COMPILER`` is set to nothing.
     """
     compiler = shutil.which(os.environ.get("FORKGYM_SANDBOX_COMPILER", "cc") or "/nonexistent")
-    source = b"".join(path.read_bytes() for path in _SOURCES)
-    target = store.root / "lib" / f"spawn-{os.uname().machine}-{blake2b(source, digest_size=8).hexdigest()}.so"
+    paths = [_INSIDE / source for source in sources]
+    mark = blake2b("\0".join(options).encode(), digest_size=8)
+    for path in paths:
+        mark.update(path.read_bytes())
+    target = store.root / "lib" / f"{name}-{os.uname().machine}-{mark.hexdigest()}"
     if compiler is None:
         return None
     if target.exists():
         return target
-    partial = store.root / "work" / f"spawn-{process_mark(os.getpid())}-{os.urandom(4).hex()}.so"
-    command = [compiler, "-O2", "-shared", "-fPIC", "-o", str(partial), *map(str, _SOURCES)]
+    partial = store.root / "work" / f"{name}-{process_mark(os.getpid())}-{os.urandom(4).hex()}"
+    command = [compiler, "-O2", *options, "-o", str(partial), *map(str, paths)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
     if done.returncode:
         partial.unlink(missing_ok=True)
         return None
+    partial.chmod(0o755)
     partial.rename(target)
     return target
+
+
+def compiled_spawner(store: ImageStore) -> Path | None:
+    """The library that makes layers and starts commands, see `compiled`."""
+    return compiled(store, "spawn", ("spawn.c", "layers.c"), "-shared", "-fPIC")
+
+
+def compiled_starter(store: ImageStore) -> Path | None:
+    """The program that starts commands; None also where there is no static C library."""
+    return compiled(store, "starter", ("spawn.c",), "-static", "-DSTARTER")
 
 
 class BrokerEngine:
@@ -94,6 +114,7 @@ class BrokerEngine:
         self._lock = threading.Lock()
         library = compiled_spawner(store) if compiled else None
         self.compiled = library is not None
+        starter = compiled_starter(store) if compiled else None
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control = mine
         config = {
@@ -102,6 +123,7 @@ class BrokerEngine:
             "point": str(store.root / "mount"),
             "visible": visible,
             "library": None if library is None else str(library),
+            "starter": None if starter is None else str(starter),
             "backend": backend,
             "owner": AGENT_ID if user_namespace else OUTSIDE_ID,
             "outside": OUTSIDE_ID if os.geteuid() == 0 else os.geteuid(),

@@ -204,7 +204,7 @@ def test_what_a_user_got_wrong_is_one_line_of_a_benchmark_too(
 ) -> None:
     from bench.__main__ import command
 
-    monkeypatch.setattr(sys, "argv", ["bench", "fork_latency", "--env", "toy/Chian-v0"])
+    monkeypatch.setattr(sys, "argv", ["bench", "env_fork", "--env", "toy/Chian-v0"])
     assert command() == 2
     assert capsys.readouterr().err.startswith("bench: No environment is registered as 'toy/Chian-v0'. Did you mean")
 
@@ -385,7 +385,7 @@ def test_bench_lists_and_dispatches(forkgym_command: Caller, capsys: pytest.Capt
     assert "fork_latency" in listed
     assert "env_throughput" in listed
     arguments = ["--env", "toy/Chain-v0", "--repeats", "3", "--json"]
-    assert forkgym_command("bench", "fork_latency", *arguments).code == OK
+    assert forkgym_command("bench", "env_fork", *arguments).code == OK
     result = json.loads(capsys.readouterr().out.strip().splitlines()[-1])["results"][0]
     assert result["env"] == "toy/Chain-v0"
     assert set(result["p50_us"]) >= {"fork", "snapshot", "restore", "replay", "rerun", "deepcopy"}

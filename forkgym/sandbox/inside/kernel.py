@@ -20,6 +20,7 @@ __all__ = [
     "bind",
     "drop_bounding_set",
     "drop_capabilities",
+    "keep_capabilities",
     "mount",
     "move_mount",
     "open_beneath",
@@ -155,6 +156,21 @@ def drop_capabilities() -> None:
     """Give up every capability this process holds."""
     header, none = struct.pack("<Ii", 0x2008_0522, 0), bytes(24)
     _check(_syscall(126 if os.uname().machine == "x86_64" else 91, header, none), "capset")
+
+
+def keep_capabilities() -> None:
+    """Let what is executed next have the capabilities of this process (Linux 4.3)."""
+    x86 = os.uname().machine == "x86_64"
+    header, held = struct.pack("<Ii", 0x2008_0522, 0), ctypes.create_string_buffer(24)
+    _check(_syscall(125 if x86 else 90, header, held), "capget")
+    low = list(struct.unpack("<6I", held.raw))  # effective, permitted, inheritable, twice
+    low[2], low[5] = low[1], low[4]
+    _check(_syscall(126 if x86 else 91, header, struct.pack("<6I", *low)), "capset")
+    permitted = low[1] | low[4] << 32
+    for capability in range(64):
+        if permitted >> capability & 1:
+            two, zero = ctypes.c_ulong(2), ctypes.c_ulong(0)
+            _check(_libc.prctl(47, two, ctypes.c_ulong(capability), zero, zero), "raise ambient")
 
 
 def set_seccomp(program: bytes) -> None:

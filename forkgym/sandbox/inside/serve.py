@@ -105,6 +105,7 @@ class Broker:
         self._leaving: dict[int, list[Running]] = {}
         self._spawner = Spawner(
             config["library"],
+            config["executable"],
             rootfs.open_template(),
             self._owner,
             nest=config["user_namespace"],
@@ -416,9 +417,9 @@ def _watch(host: int, broker: int) -> NoReturn:
 def main() -> NoReturn:
     """Take standard input for the control channel, read the configuration from it, and serve.
 
-    Keys: ``host`` (process id), ``images``, ``point``, ``visible``, ``library``, ``backend``, ``owner`` (user id
-    inside), ``outside`` (the same user outside), ``user_namespace``, ``seccomp``, ``etc``. Nothing of it stands in the
-    arguments, which every command can read of its init.
+    Keys: ``host`` (process id), ``images``, ``point``, ``visible``, ``library``, ``starter``, ``backend``, ``owner``
+    (user id inside), ``outside`` (the same user outside), ``user_namespace``, ``seccomp``, ``etc``. Nothing of it is
+    in the arguments, which every command can read of its init.
     """
     control = socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
@@ -430,6 +431,8 @@ def main() -> NoReturn:
         host = kernel.pidfd_open(config["host"])
         if config["library"]:
             ctypes.CDLL(config["library"])  # the file is out of reach later; loaded, it is found by its name
+        starter = config["starter"]
+        config["executable"] = os.open(starter, os.O_RDONLY | os.O_CLOEXEC) if starter else -1
         _enter(config)
         pid = os.fork()
     except OSError as error:

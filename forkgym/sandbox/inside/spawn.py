@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from . import kernel
+from .starter import Starter
 
 __all__ = ["RESOURCES", "SAID", "TREE_TARGET", "Plan", "Spawner", "map_user"]
 
@@ -84,15 +85,24 @@ class Spawner:
 
     Args:
         library: Path of the compiled ``spawn.c``, or None for the Python way.
+        executable: Descriptor of the compiled starter, or -1.
         template: Descriptor of the mount namespace with the empty root.
         owner: User and group id of commands.
         nest: Give each command a user namespace of its own (else it becomes ``owner`` by setuid).
         program: The system-call filter; empty for none.
     """
 
-    def __init__(self, library: str | None, template: int, owner: int, *, nest: bool, program: bytes) -> None:
+    def __init__(
+        self, library: str | None, executable: int, template: int, owner: int, *, nest: bool, program: bytes
+    ) -> None:
         self._template, self._owner, self._nest, self._program = template, owner, nest, program
         self._library = ctypes.CDLL(library) if library else None
+        self._starter: Starter | None = None
+        if executable >= 0:
+            with contextlib.suppress(OSError):  # a cache where nothing may be executed: the library does it
+                self._starter = Starter(
+                    executable, template, owner, nest=nest, persona=ADDR_NO_RANDOMIZE, program=program
+                )
 
     def start(self, plan: Plan) -> tuple[int, int]:
         """Start a command.
@@ -103,6 +113,10 @@ class Spawner:
         Raises:
             OSError: No process could be made.
         """
+        if self._starter is not None:
+            started = self._starter.start(plan, _flat(plan.limits))
+            if started is not None:
+                return started
         return self._start_here(plan) if self._library is None else self._start_compiled(self._library, plan)
 
     def _start_compiled(self, library: ctypes.CDLL, plan: Plan) -> tuple[int, int]:
@@ -110,7 +124,7 @@ class Spawner:
         argv = (ctypes.c_char_p * (len(plan.argv) + 1))(*map(raw, plan.argv), None)
         pairs = [raw(f"{name}={value}") for name, value in plan.environment.items()]
         environment = (ctypes.c_char_p * (len(pairs) + 1))(*pairs, None)
-        flat = [number for name, value in plan.limits.items() for number in (RESOURCES[name], value)]
+        flat = _flat(plan.limits)
         limits = (ctypes.c_uint64 * (len(flat) + 1))(*flat, 2**64 - 1)
         packed = _Plan(
             template=self._template,
@@ -224,6 +238,10 @@ class Spawner:
         kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
         if self._program:
             kernel.set_seccomp(self._program)
+
+
+def _flat(limits: Mapping[str, int]) -> list[int]:
+    return [number for name, value in limits.items() for number in (RESOURCES[name], value)]
 
 
 def map_user(inside: int, outside: int, group: int | None = None) -> None:

@@ -22,6 +22,8 @@ __all__ = ["Verdict", "clear_memo", "grade", "judge", "subversions"]
 MISSING = "missing"
 _REMEMBERED = 4096
 _REACHES = re.compile(rb"(?<![\w.])(_pytest|pluggy|pytest)(?!\w)|\bos\s*\.\s*_exit\b")
+# What finds the runner's own objects from within the tests' process; no run of code that begins to do so is believed.
+_SEARCHES = re.compile(rb"\b(gc\s*\.\s*get_\w+|_getframe|currentframe|_current_frames|cell_contents|__closure__)\b")
 _memo: OrderedDict[tuple[str, ...], TestReport] = OrderedDict()
 _lock = threading.Lock()
 
@@ -84,7 +86,9 @@ def grade(
     subverted += [f"{name}: a function of pytest was changed while the tests ran" for name in report.changed]
     verdicts = [_outcomes(report, tests) for tests in (instance.fail_to_pass, instance.pass_to_pass)]
     passed = all(outcome == "passed" for found in verdicts for outcome in found.values())
-    resolved = passed and report.trusted and bool(instance.fail_to_pass)
+    searches = _searches_process(sandbox, prepared, instance)
+    subverted += searches
+    resolved = passed and report.trusted and bool(instance.fail_to_pass) and not searches
     patch = sandbox.patch()
     return Verdict(
         resolved=resolved,
@@ -260,6 +264,22 @@ def _reaches_for_runner(sandbox: Sandbox, prepared: Prepared, change: Change) ->
         return False
     after, before = _after(sandbox, change) or b"", _before(prepared, change) or b""
     return len(_REACHES.findall(after)) > len(_REACHES.findall(before))
+
+
+def _searches_process(sandbox: Sandbox, prepared: Prepared, instance: Instance) -> list[str]:
+    """Code that begins to look through frames, closures or all objects, where the gold patch has no need of that.
+
+    Whoever finds the reporter can report what they like: code and tests share a process, and no run can show it.
+    """
+    needed = set(_SEARCHES.findall(instance.patch.encode()))
+    found = []
+    for change in sandbox.diff():
+        if change.path.startswith("/") or not change.path.endswith(".py"):
+            continue
+        new = set(_SEARCHES.findall(_after(sandbox, change) or b"")) - needed
+        if new - set(_SEARCHES.findall(_before(prepared, change) or b"")):
+            found.append(f"{change.path}: looks through the process of the tests")
+    return found
 
 
 def _after(sandbox: Sandbox, change: Change) -> bytes | None:

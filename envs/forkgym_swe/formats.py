@@ -56,6 +56,7 @@ def read_tasks(
     python_path: Sequence[str] | None = None,
     requires: Sequence[str] = (),
     unknown: Literal["error", "ignore"] = "error",
+    other_runners: Literal["error", "skip"] = "error",
 ) -> list[Instance]:
     """Read a task file of any known format.
 
@@ -68,6 +69,7 @@ def read_tasks(
         python_path: Import paths of the repositories; by default ``src`` where the gold patch changes files there.
         requires: Requirements of the tests, which these formats do not state.
         unknown: What a field that the format does not have is: an error, or nothing.
+        other_runners: What a task whose tests are not pytest's is (SWE-bench has some): an error, or left out.
 
     Raises:
         InstanceError: The file cannot be read, or a task lacks a field, has an unknown one, or one that is wrong;
@@ -89,6 +91,7 @@ def read_tasks(
             unknown=unknown,
         )
         for number, record in enumerate(records, 1)
+        if other_runners == "error" or _is_for_pytest(record)
     ]
     seen: set[str] = set()
     for instance in found:
@@ -199,6 +202,19 @@ def write_tasks(path: str | os.PathLike[str], instances: Iterable[Instance], *, 
 
 
 # ---------------------------------------------------------------------- reading
+
+
+def _is_for_pytest(record: Mapping[str, Any]) -> bool:
+    for name in _TESTS:
+        value = record.get(name)
+        if isinstance(value, str):
+            try:
+                value = json.loads(value)
+            except ValueError:
+                return True  # convert names what is wrong
+        if isinstance(value, list) and any(isinstance(id, str) and "::" not in id for id in value):
+            return False
+    return True
 
 
 def _is_own(record: Mapping[str, Any]) -> bool:

@@ -153,11 +153,12 @@ class TaskEnv(TextEnv):
         limit = self._limit()
         last = limit is not None and self.turn + 1 >= limit
         tool, arguments = action["tool"], action["arguments"]
-        if tool == "submit_patch" and not self._bash:
-            return self._end("submit", "The patch was submitted.")
         before = self.sandbox.state_hash()
         try:
-            answer = self._call(tool, arguments)
+            self._check_call(tool, arguments)
+            if tool == "submit_patch":
+                return self._end("submit", "The patch was submitted.")
+            answer = self._bench().call(self.sandbox, tool, arguments)
         except BadCall as problem:
             text, kind = str(problem), "invalid"
         except FileNotFoundError as problem:
@@ -174,7 +175,7 @@ class TaskEnv(TextEnv):
             info |= {"success": False, "failure": "other"}
         return text, 0.0, False, False, info
 
-    def _call(self, tool: str, arguments: Mapping[str, Any]) -> Answer:
+    def _check_call(self, tool: str, arguments: Mapping[str, Any]) -> None:
         schema = next((known for known in self.tools if known["name"] == tool), None)
         names = ", ".join(known["name"] for known in self.tools)
         if schema is None:
@@ -183,7 +184,6 @@ class TaskEnv(TextEnv):
         odd = sorted(name for name in arguments if name not in allowed)
         if odd:
             raise BadCall(f"{tool} has no argument {odd[0]!r}; it takes {', '.join(allowed) or 'none'}.")
-        return self._bench().call(self.sandbox, tool, arguments)
 
     def _bench(self) -> Workbench:
         prepared, instance = self._prepared, self.instance
@@ -333,7 +333,7 @@ class TaskEnv(TextEnv):
                 continue
             if target is None:
                 return self._command(f"rm -- {shlex.quote(path)}")
-            if not self._bash and (now is None or now.endswith(b"\n") == target.endswith(b"\n")):
+            if not self._bash and target.endswith(b"\n") and (not now or now.endswith(b"\n")):
                 return _minimal_edit(path, now, target)
             text = shlex.quote(target.decode(errors="surrogateescape"))
             folder = shlex.quote(path.rpartition("/")[0] or ".")

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from forkgym.sandbox import BackendUnavailableError, Sandbox, close_engines, engine_for
 from forkgym_swe.checkout import Prepared, prepare
 from forkgym_swe.instance import Instance, Source
 from forkgym_swe.patching import make_patch
+
+from forkgym.sandbox import BackendUnavailableError, Sandbox, close_engines, engine_for
 
 PROJECT = {
     "README.md": "# queue\n",

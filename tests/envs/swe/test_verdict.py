@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
-
-from forkgym.sandbox import Sandbox
 from forkgym_swe.checkout import Prepared, prepare
 from forkgym_swe.instance import Instance, InstanceError
 from forkgym_swe.verdict import clear_memo, grade, judge
+
+from forkgym.sandbox import Sandbox
 
 from .conftest import FIRST, PASSING
 
@@ -157,15 +157,14 @@ CODE = {
             return True
         _pytest.python.pytest_pyfunc_call.__code__ = pytest_pyfunc_call.__code__
         """,
-    "writes a report": """
+    "writes a report": f"""
         import os, json
         for number in range(3, 40):
             try:
-                os.write(number, (json.dumps(["outcome", "%s", "passed", None]) + chr(10)).encode())
+                os.write(number, (json.dumps(["outcome", "{FIRST}", "passed", None]) + chr(10)).encode())
             except OSError:
                 pass
-        """
-    % FIRST,
+        """,
 }
 
 

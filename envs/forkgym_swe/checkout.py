@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import sys
-import tempfile
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import msgspec
 
@@ -127,9 +124,9 @@ def make_image_of(files: Mapping[str, bytes]) -> Image:
     Raises:
         InstanceError: A path is a file and a directory at once.
     """
-    folder = Path(tempfile.mkdtemp(prefix="forkgym-tree-"))
-    os.chmod(folder, 0o755)  # noqa: S103
-    try:
+    with image_store().workplace() as place:
+        folder = place / "tree"
+        folder.mkdir()
         for path, content in files.items():
             target = folder / path
             try:
@@ -139,8 +136,6 @@ def make_image_of(files: Mapping[str, bytes]) -> Image:
                 raise InstanceError(f"{path} is a file and a directory of the same tree") from error
             target.chmod(0o755 if content.startswith(b"#!") else 0o644)
         return make_image(str(folder))
-    finally:
-        shutil.rmtree(folder)
 
 
 def prepare(instance: Instance, *, hide_tests: bool = True) -> Prepared:

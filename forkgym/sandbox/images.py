@@ -5,10 +5,11 @@ The store is a folder of the user's cache; `ImageStore.clean` is the janitor for
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from .errors import SandboxError
@@ -71,6 +72,16 @@ class ImageStore:
     def images(self) -> Path:
         """Folder with one folder for each image."""
         return self.root / "images"
+
+    @contextlib.contextmanager
+    def workplace(self) -> Iterator[Path]:
+        """A folder for files that are being made into an image; after a crash `clean` removes it."""
+        folder = self.root / "work" / f"files-{process_mark(os.getpid())}-{os.urandom(4).hex()}"
+        folder.mkdir(mode=0o755)
+        try:
+            yield folder
+        finally:
+            remove_tree(str(folder))
 
     def admit(self, source: str | os.PathLike[str], *, skip: Iterable[str] = ()) -> Image:
         """Make an image of a directory, or find the one that is there.

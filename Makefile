@@ -42,7 +42,7 @@ test-wheel: $(STAMP) ## Build the wheel and use it in an environment of its own,
 check: $(STAMP) ## Lint, types, import rules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy forkgym envs/forkgym_retrieval envs/forkgym_swe envs/forkgym_toy algos/forkgym_algos
+	$(BIN)/mypy forkgym envs/forkgym_retrieval envs/forkgym_swe envs/forkgym_text envs/forkgym_toy algos/forkgym_algos
 	$(BIN)/python -m pytest -q tests/test_architecture.py
 
 format: $(STAMP) ## Format the code

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,16 +17,29 @@ import forkgym
 
 def example(env_id: str) -> Any:
     """An environment by id, with the example arguments its class offers where it needs some."""
+    return forkgym.make(env_id, **_example_kwargs(env_id))
+
+
+def _example_kwargs(env_id: str) -> dict[str, Any]:
     spec = registration.registry.get(env_id)
     place = None if spec is None else spec.entry_point
     kind = registration.load_env_creator(place) if isinstance(place, str) else place
-    kwargs = kind.example_kwargs() if hasattr(kind, "example_kwargs") else {}
-    return forkgym.make(env_id, **kwargs)
+    return kind.example_kwargs() if hasattr(kind, "example_kwargs") else {}
 
 
 def chosen(names: list[str] | None) -> list[str]:
-    """The environments asked for, or all that are registered with forkgym."""
-    return names if names else forkgym.list_envs()
+    """The environments asked for, or all that are registered with forkgym and that this machine can make."""
+    if names:
+        return names
+    found = []
+    for env_id in forkgym.list_envs():
+        try:
+            _example_kwargs(env_id)
+        except LookupError as lacking:
+            print(f"left out: {env_id} ({str(lacking).splitlines()[0]})", file=sys.stderr)
+        else:
+            found.append(env_id)
+    return found
 
 
 def draw_action(env: Any, rng: np.random.Generator) -> Any:

@@ -1,0 +1,1 @@
+"""Text games that fork: TextWorld, ALFWorld and Z-machine stories (see ``docs/text.md``)."""

@@ -12,6 +12,7 @@ from .images import Image, ImageStore
 from .limits import DETERMINISTIC_ENVIRONMENT, Limits
 from .network import HttpCassette, Miss, Network, NetworkError, PackageMirror
 from .output import CompletedCommand
+from .repeat import Clock
 from .sandbox import DEFAULT_SCRATCH, MAXIMUM_DEPTH, TREE, Change, Sandbox, Snapshot
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "TREE",
     "BackendUnavailableError",
     "Change",
+    "Clock",
     "CompletedCommand",
     "HttpCassette",
     "Image",

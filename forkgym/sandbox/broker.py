@@ -21,6 +21,7 @@ from typing import Any
 from .engine import Command, Layer
 from .errors import BackendUnavailableError, SandboxClosedError, SandboxError
 from .images import OUTSIDE_ID, Image, ImageStore, process_mark
+from .inside.rootfs import PRELOADED
 from .inside.serve import receive, send
 from .inside.trees import Item
 from .output import CompletedCommand, Kept, collect, completed
@@ -86,6 +87,7 @@ class BrokerEngine:
         visible: Directories of the host that commands may read.
         seccomp: Filter system calls.
         etc: More files for the sandbox's own ``/etc``: path below it → text.
+        preload: A library that commands may load; they see it at `preload`.
         compiled: Use the compiled spawner where it can be built.
 
     Raises:
@@ -103,6 +105,7 @@ class BrokerEngine:
         visible: tuple[str, ...] = (),
         seccomp: bool = True,
         etc: Mapping[str, str] | None = None,
+        preload: Path | None = None,
         compiled: bool = True,
     ) -> None:
         self.backend = backend
@@ -114,6 +117,7 @@ class BrokerEngine:
         self._lock = threading.Lock()
         library = compiled_spawner(store) if compiled else None
         self.compiled = library is not None
+        self.preload = PRELOADED if preload else ""
         starter = compiled_starter(store) if compiled else None
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control = mine
@@ -130,6 +134,7 @@ class BrokerEngine:
             "user_namespace": user_namespace,
             "seccomp": seccomp,
             "etc": dict(etc or {}),
+            "preload": None if preload is None else str(preload),
         }
         self._process = subprocess.Popen(  # noqa: S603
             [sys.executable, "-I", "-S", "-B", "-c", _PROGRAM],

@@ -69,10 +69,12 @@ class Engine(Protocol):
         backend: ``overlay``, ``reflink`` or ``copy``.
         isolation: ``namespaces`` or ``none``.
         whole_copies: A layer holds the whole state, so a state needs only its topmost.
+        preload: Path, as commands see it, of the library that makes them repeatable; empty without one.
     """
 
     backend: str
     isolation: str
+    preload: str
     whole_copies: bool
 
     @property

@@ -16,13 +16,14 @@ from .inside import seccomp as system_calls
 from .inside.trees import remove_tree
 from .limits import Limits, is_own_place, visible_directories
 from .local import LocalEngine, supports_reflink
+from .repeat import compiled_repeat
 
 __all__ = ["BACKENDS", "ProbeResult", "close_engines", "engine_for", "image_store", "probe"]
 
 BACKENDS = ("overlay", "overlay-root", "reflink", "copy")
 """In the order in which ``auto`` tries them."""
 
-_Key = tuple[int, str, str, tuple[str, ...], bool, tuple[tuple[str, str], ...]]
+_Key = tuple[int, str, str, tuple[str, ...], bool, tuple[tuple[str, str], ...], bool]
 _engines: dict[_Key, Engine] = {}
 _failures: dict[_Key, str] = {}
 _stores: dict[tuple[int, str], ImageStore] = {}
@@ -56,9 +57,15 @@ def image_store() -> ImageStore:
 
 
 def _make(
-    backend: str, isolation: str, visible: tuple[str, ...], seccomp: bool, etc: tuple[tuple[str, str], ...] = ()
+    backend: str,
+    isolation: str,
+    visible: tuple[str, ...],
+    seccomp: bool,
+    etc: tuple[tuple[str, str], ...] = (),
+    repeat: bool = False,
 ) -> Engine:
     store = image_store()
+    preload = compiled_repeat(store) if repeat else None
     if isolation == "none":
         if backend not in ("reflink", "copy"):
             raise BackendUnavailableError(f"backend {backend} always isolates; isolation='none' goes with copies")
@@ -66,7 +73,7 @@ def _make(
             raise BackendUnavailableError(
                 f"the file system of {store.root} shares no blocks (btrfs, XFS and bcachefs do)"
             )
-        return LocalEngine(store, reflink=backend == "reflink")
+        return LocalEngine(store, reflink=backend == "reflink", preload=preload)
     if seccomp and not system_calls.supported():
         raise BackendUnavailableError(f"there is no system-call table for {os.uname().machine}; use seccomp=False")
     if backend == "reflink":
@@ -82,6 +89,7 @@ def _make(
             visible=visible,
             seccomp=seccomp,
             etc=dict(etc),
+            preload=preload,
         )
     except OSError as error:
         raise BackendUnavailableError(f"the broker could not start: {error}") from None
@@ -121,6 +129,7 @@ def engine_for(
     visible: Sequence[str] | None = None,
     seccomp: bool = True,
     etc: Mapping[str, str] | None = None,
+    repeat: bool = False,
 ) -> Engine:
     """The engine of this process for these options, started at first use.
 
@@ -130,6 +139,7 @@ def engine_for(
         visible: Directories of the host that commands may read.
         seccomp: Filter system calls.
         etc: More files for the sandbox's own ``/etc``: path below it → text.
+        repeat: With the library behind ``random_seed`` and ``clock``.
 
     Raises:
         BackendUnavailableError: It does not work on this machine, or with ``auto`` none does.
@@ -150,12 +160,12 @@ def engine_for(
     reasons = []
     with _lock:
         for name in names:
-            key = (os.getpid(), name, isolation, places, seccomp, more)
+            key = (os.getpid(), name, isolation, places, seccomp, more, repeat)
             if key in _engines and _engines[key].alive:
                 return _engines[key]
             if key not in _failures:
                 try:
-                    _engines[key] = _make(name, isolation, places, seccomp, more)
+                    _engines[key] = _make(name, isolation, places, seccomp, more, repeat)
                     return _engines[key]
                 except BackendUnavailableError as error:
                     _failures[key] = str(error)
@@ -193,7 +203,7 @@ def probe() -> list[ProbeResult]:
 def _probe_one(backend: str, isolation: str) -> ProbeResult:
     places = visible_directories()
     with _lock:
-        used = _engines.get((os.getpid(), backend, isolation, places, True, ()))
+        used = _engines.get((os.getpid(), backend, isolation, places, True, (), False))
     if used is not None and not used.alive:
         used = None
     try:

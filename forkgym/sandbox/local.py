@@ -39,12 +39,14 @@ class LocalEngine:
     Args:
         store: Where the images are.
         reflink: Share blocks copy-on-write; needs btrfs, XFS or alike below the store.
+        preload: A library that commands may load.
     """
 
     isolation = "none"
     whole_copies = True
 
-    def __init__(self, store: ImageStore, *, reflink: bool = False) -> None:
+    def __init__(self, store: ImageStore, *, reflink: bool = False, preload: Path | None = None) -> None:
+        self.preload = str(preload or "")
         self.backend = "reflink" if reflink else "copy"
         self._folder = store.root / "work" / f"copies-{process_mark(os.getpid())}-{os.urandom(4).hex()}"
         self._folder.mkdir(mode=0o700)

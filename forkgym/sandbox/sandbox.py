@@ -19,6 +19,7 @@ from .images import Image
 from .limits import Limits, command_environment
 from .output import CompletedCommand
 from .patch import render_patch
+from .repeat import Clock, repeat_variables
 from .state import Difference, Entry, apply_layer, hash_state, is_scratch
 
 if TYPE_CHECKING:
@@ -83,8 +84,16 @@ class Sandbox:
     `Sandbox.create` or `fork`.
     """
 
-    def __init__(self, snapshot: Snapshot, limits: Limits, scratch: tuple[str, ...], shell: str) -> None:
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        limits: Limits,
+        scratch: tuple[str, ...],
+        shell: str,
+        repeat: Mapping[str, str] | None = None,
+    ) -> None:
         self._engine = snapshot._engine
+        self._repeat = repeat or {}
         self.image, self.limits, self.scratch, self._shell = snapshot.image, limits, scratch, shell
         self._closed = False
         self._adopt(snapshot)
@@ -104,6 +113,8 @@ class Sandbox:
         seccomp: bool = True,
         shell: str = "/bin/sh",
         network: Network | None = None,
+        random_seed: int | None = None,
+        clock: Clock | None = None,
     ) -> Sandbox:
         """A sandbox over a base directory, which is copied once for all sandboxes and never written.
 
@@ -120,16 +131,20 @@ class Sandbox:
             seccomp: Filter system calls.
             shell: Runs command strings, by ``-c``.
             network: Recorded answers and a package index for its commands; by default they reach nobody.
+            random_seed: Random bytes of the system come from a stream of this number, the same for each command.
+            clock: What the time of day is; see `Clock`.
 
         Raises:
             BackendUnavailableError: This machine cannot do that; the text says why.
             SandboxError: The base is no directory.
         """
         source = engine_for if network is None else network.engine
-        engine = source(backend, isolation=isolation, visible=visible, seccomp=seccomp)
+        wanted = random_seed is not None or clock is not None
+        engine = source(backend, isolation=isolation, visible=visible, seccomp=seccomp, repeat=wanted)
+        repeat = repeat_variables(engine.preload, random_seed, clock) if wanted else None
         image = base if isinstance(base, Image) else image_store().admit(base, skip=skip)
         start = Snapshot(engine, image, (), TREE, env or {})
-        return cls(start, limits or Limits(), tuple(scratch), shell)
+        return cls(start, limits or Limits(), tuple(scratch), shell, repeat)
 
     def _adopt(self, snapshot: Snapshot) -> None:
         self._layers, self.cwd = snapshot._layers, snapshot.cwd
@@ -203,7 +218,7 @@ class Sandbox:
             SandboxError: The command is empty or holds a zero byte.
         """
         argv = (self._shell, "-c", command) if isinstance(command, str) else tuple(command)
-        variables = {**command_environment(), **self.environment, **(env or {})}
+        variables = {**command_environment(), **self._repeat, **self.environment, **(env or {})}
         folder = self.cwd if cwd is None else posixpath.normpath(posixpath.join(self.cwd, cwd))
         if not argv or any("\0" in text for text in (*argv, folder, *variables, *variables.values())):
             raise SandboxError("a command needs at least a program, and no text of it may hold a zero byte")
@@ -316,7 +331,7 @@ class Sandbox:
                 the copy of a tuple.
         """
         if not mount or self._closed:
-            return Sandbox(self.snapshot(), self.limits, self.scratch, self._shell)
+            return Sandbox(self.snapshot(), self.limits, self.scratch, self._shell, self._repeat)
         if self._upper is None or not self._touched or len(self._layers) >= MAXIMUM_DEPTH:
             child = self.fork()
             self._engine.mount(self._writable(), child._writable())
@@ -326,7 +341,7 @@ class Sandbox:
         if after is not None:
             self._frozen(upper, known)
             self._upper = after
-        child = Sandbox(self._snapshot_of_frozen(), self.limits, self.scratch, self._shell)
+        child = Sandbox(self._snapshot_of_frozen(), self.limits, self.scratch, self._shell, self._repeat)
         child._upper = layer
         if after is None:
             child._touched, child._current = True, known
@@ -406,7 +421,8 @@ class Sandbox:
         """
         scratch = self.scratch
         difference = self.difference()
-        return hash_state(self.image.id, self.cwd, self.environment, difference, lambda path: is_scratch(path, scratch))
+        variables = {name: text for name, text in self._repeat.items() if name != "LD_PRELOAD"} | self.environment
+        return hash_state(self.image.id, self.cwd, variables, difference, lambda path: is_scratch(path, scratch))
 
     # --- the end
 

@@ -12,9 +12,11 @@ from collections.abc import Mapping, Sequence
 
 from . import kernel
 
-__all__ = ["IMAGES", "LAYERS", "build", "open_template"]
+__all__ = ["IMAGES", "LAYERS", "PRELOADED", "build", "open_template"]
 
 IMAGES, LAYERS, _TEMPLATE = "/images", "/l", "/t"
+PRELOADED = "/etc/forkgym-repeat.so"
+"""Where commands find a library to preload."""
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _COPIED = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives")
 _ETC = {
@@ -33,6 +35,7 @@ def build(
     visible: Sequence[str],
     owner: int,
     etc: Mapping[str, str],
+    preload: str | None,
     writer: int,
     *,
     images_writable: bool,
@@ -45,6 +48,7 @@ def build(
         visible: Absolute directories of the host that commands may read.
         owner: User id of commands inside the sandbox.
         etc: More files for /etc: path below it → text.
+        preload: A library for `PRELOADED`.
         writer: User id that the broker will have here.
         images_writable: False binds the images read-only.
     """
@@ -55,11 +59,11 @@ def build(
     kernel.bind(images, point + IMAGES)
     kernel.read_only(point + IMAGES, writable=images_writable)
     kernel.bind("/proc", f"{point}/proc")
-    _template(f"{point}{_TEMPLATE}", visible, owner, etc)
+    _template(f"{point}{_TEMPLATE}", visible, owner, etc, preload)
     kernel.pivot_root(point)
 
 
-def _template(root: str, visible: Sequence[str], owner: int, etc: Mapping[str, str]) -> None:
+def _template(root: str, visible: Sequence[str], owner: int, etc: Mapping[str, str], preload: str | None) -> None:
     kernel.mount("root", root, "tmpfs", kernel.MS_NOSUID, "size=16m,mode=755")
     for folder in ("proc", "dev", "tmp", "testbed", "etc"):
         os.mkdir(f"{root}/{folder}", 0o755)
@@ -73,6 +77,8 @@ def _template(root: str, visible: Sequence[str], owner: int, etc: Mapping[str, s
         os.makedirs(os.path.dirname(f"{root}/etc/{name}"), exist_ok=True)
         with open(f"{root}/etc/{name}", "w") as file:
             file.write(text)
+    if preload:
+        shutil.copyfile(preload, root + PRELOADED)
     for name in _COPIED:
         source = f"/etc/{name}"
         with contextlib.suppress(FileNotFoundError):

@@ -378,7 +378,7 @@ def _enter(config: dict[str, Any]) -> None:
     """Namespaces and root of the broker; see the package's documentation for the order."""
     point, outside = config["point"], config["outside"]
     spaces = kernel.CLONE_NEWNET | kernel.CLONE_NEWUTS | kernel.CLONE_NEWIPC | kernel.CLONE_NEWPID
-    arguments = (point, config["images"], config["visible"], config["owner"], config["etc"])
+    arguments = (point, config["images"], config["visible"], config["owner"], config["etc"], config["preload"])
     if os.geteuid() == 0:
         kernel.unshare(kernel.CLONE_NEWNS)
         kernel.make_private()
@@ -418,8 +418,8 @@ def main() -> NoReturn:
     """Take standard input for the control channel, read the configuration from it, and serve.
 
     Keys: ``host`` (process id), ``images``, ``point``, ``visible``, ``library``, ``starter``, ``backend``, ``owner``
-    (user id inside), ``outside`` (the same user outside), ``user_namespace``, ``seccomp``, ``etc``. Nothing of it is
-    in the arguments, which every command can read of its init.
+    (user id inside), ``outside`` (the same user outside), ``user_namespace``, ``seccomp``, ``etc``, ``preload``.
+    Nothing of it is in the arguments, which every command can read of its init.
     """
     control = socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)

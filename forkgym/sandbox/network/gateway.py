@@ -80,7 +80,13 @@ class Network:
         return f"Network({self.cassette!r}, {self.mirror!r}, https={self._authority is not None})"
 
     def engine(
-        self, backend: str, *, isolation: str = "namespaces", visible: Sequence[str] | None = None, seccomp: bool = True
+        self,
+        backend: str,
+        *,
+        isolation: str = "namespaces",
+        visible: Sequence[str] | None = None,
+        seccomp: bool = True,
+        repeat: bool = False,
     ) -> Engine:
         """The engine of `engine_for` with this network: what `Sandbox.create` asks for."""
         if isolation == "none" and self.mirror is not None and self.mirror.prefix is not None:
@@ -90,7 +96,7 @@ class Network:
         etc: dict[str, str] = {}
         if self._authority is not None and isolation != "none":
             etc[_CERTIFICATES] = self._authority.certificate.read_text()
-        inner = engine_for(backend, isolation=isolation, visible=visible, seccomp=seccomp, etc=etc)
+        inner = engine_for(backend, isolation=isolation, visible=visible, seccomp=seccomp, etc=etc, repeat=repeat)
         with self._lock:
             if self._closed:
                 raise SandboxClosedError("this network is closed; make a new one")

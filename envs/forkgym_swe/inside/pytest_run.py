@@ -23,6 +23,7 @@ from typing import Any
 
 PR_SET_DUMPABLE = 4
 KEPT_OUTPUT = 1 << 16
+NOTHING_FOUND = 4
 RANK = {"passed": 0, "skipped": 1, "failed": 2, "error": 3}
 
 
@@ -174,13 +175,18 @@ def run_child(request: dict[str, Any], events: int, output: int) -> int:
     sys.path[:0] = [*request["python_path"], tree]
     sys.path.extend(request["site"])
     os.chdir(tree)
+    # Were one of them missing, pytest would run nothing at all.
+    places = [place for place in request["places"] if os.path.exists(place)]
+    if request["places"] and not places:
+        print("there is no such file", flush=True)
+        return NOTHING_FOUND
     plugin = make_plugin(pytest, request, events)
     arguments = [
         *("-q", "--tb=short", "--color=no", "--continue-on-collection-errors", "--capture=fd"),
         *("-p", "no:cacheprovider", "-o", "addopts=", "-o", "required_plugins=", f"--rootdir={tree}"),
         *(part for name in request["plugins"] for part in ("-p", name)),
         *(("-k", request["keyword"]) if request["keyword"] else ()),
-        *request["arguments"],
+        *places,
     ]
     sys.argv = ["pytest", *arguments]
     before = fingerprint()

@@ -207,6 +207,7 @@ def test_a_bench_task_runs_on_a_checkout_or_a_mirror(tmp_path: Path, mirrored: b
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+@pytest.mark.slow
 def test_a_smith_task_runs_from_a_mirror_in_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prepared: object
 ) -> None:

@@ -114,6 +114,7 @@ def test_a_few_ids_run_alone_and_wrong_ones_are_missing(base: Sandbox) -> None:
     assert run_tests(base.fork(), ["gone.py"]).exit_code == 4
 
 
+@pytest.mark.slow
 def test_a_seed_shuffles_and_the_same_seed_shuffles_alike(base: Sandbox, report: TestReport) -> None:
     orders = [run_tests(base.fork(), order_seed=seed).collected for seed in (1, 1, 2)]
     assert orders[0] == orders[1]
@@ -184,6 +185,7 @@ def test_the_keeper_cannot_be_reached_from_a_test(run: Run) -> None:
     assert set(found.outcomes.values()) == {"passed"}
 
 
+@pytest.mark.slow
 def test_python_path_requirements_and_variables(base: Sandbox) -> None:
     with base.fork() as copy:
         copy.run("mkdir -p lib/inner && mv pkg lib/inner/pkg")
@@ -196,6 +198,7 @@ def test_python_path_requirements_and_variables(base: Sandbox) -> None:
     assert found.outcomes == {"tests/test_b.py::test_b": "passed"}
 
 
+@pytest.mark.slow
 def test_a_keyword_chooses(base: Sandbox) -> None:
     assert set(run_tests(base.fork(), keyword="odd or test_b").outcomes) == {
         "tests/test_a.py::test_odd[a::b]",
@@ -209,6 +212,7 @@ def test_a_sandbox_without_the_harness_is_refused(base: Sandbox) -> None:
         run_tests(plain)
 
 
+@pytest.mark.slow
 def test_reports_are_equal_but_for_the_time(base: Sandbox, report: TestReport) -> None:
     import msgspec
 

@@ -112,13 +112,14 @@ def test_a_failing_test_is_shown_without_times_and_addresses(env: TaskEnv) -> No
     assert "in 0." not in text
 
 
+@pytest.mark.slow
 def test_tests_are_chosen_by_file_id_or_expression(env: TaskEnv) -> None:
     for chosen, wanted in {
         "tests/test_other.py": "1 passed (exit code 0)",
         "tests/test_heap.py::test_smallest": "2 passed (exit code 0)",
         "tests/test_other.py tests/test_heap.py::TestHeap": "2 passed (exit code 0)",
         "smallest": "2 passed (exit code 0)",
-        "tests/test_gone.py": "no tests ran (exit code 4)\nno such file",
+        "tests/test_gone.py": "no tests ran (exit code 4)\nthere is no such file",
     }.items():
         assert env.step(call("run_tests", test_filter=chosen))[0] == wanted
 
@@ -132,6 +133,7 @@ def test_tests_leave_nothing_behind(env: TaskEnv) -> None:
     assert env.sandbox.state_hash() == before
 
 
+@pytest.mark.slow
 def test_a_shell_command_says_how_it_ended(env: TaskEnv) -> None:
     text, *_, info = env.step(call("run_shell", command="echo out; echo err >&2; exit 3"))
     assert (text, info["action_kind"]) == ("exit code 3\nout\nerr", "shell")
@@ -342,6 +344,7 @@ env.close()
 """
 
 
+@pytest.mark.slow
 def test_a_handle_replays_in_another_process(tasks: str) -> None:
     env = forkgym.make(ID, tasks=tasks)
     env.reset(seed=3)

@@ -111,6 +111,7 @@ SAME = [
     ("http://example.org/?b=2&a=1", "http://example.org/?a=1&b=2"),
     ("http://example.org/?api_key=one", "http://example.org/?api_key=two"),
     ("http://[::1]:80/", "http://[::1]/"),
+    ("http://example.org/\u6f22", "http://example.org/%E6%BC%A2"),
 ]
 DIFFERENT = [
     ("http://example.org/a", "https://example.org/a"),
@@ -165,6 +166,8 @@ def test_only_the_headers_that_count_do() -> None:
     assert key(("Accept", "text/html, text/plain")) == key(("accept", "text/html,text/plain"))
     assert key() != key(("Accept", "text/html"))
     assert key(("Range", "bytes=0-1")) != key(("Range", "bytes=0-2"))
+    with pytest.raises(NetworkError, match="small letters"):
+        Rules(headers=("X-Page",))
     assert key(("X-Page", "1"), rules=Rules(headers=("x-page",))) != key(rules=Rules(headers=("x-page",)))
 
 
@@ -419,16 +422,6 @@ def test_a_command_cannot_take_the_port(isolated: Create, tmp_path: Path, world:
         assert "BROKEN" not in sandbox.run(["python3", "-c", bind.format(887)]).stdout
 
 
-def test_plain_processes_replay_too(image: Any, world: World, tmp_path: Path) -> None:
-    def create(**options: Any) -> Sandbox:
-        return Sandbox.create(image, backend="copy", isolation="none", **options)
-
-    (recorded,) = record(tmp_path / "cassette", world, create, get(world, "/a"))
-    world.close()
-    with Network(HttpCassette(tmp_path / "cassette")) as network:
-        assert create(network=network).run(get(world, "/a")).stdout == recorded == "GET /a number 1\n"
-
-
 def test_a_closed_network_says_so(isolated: Create, world: World, tmp_path: Path) -> None:
     record(tmp_path / "cassette", world, isolated)
     network = Network(HttpCassette(tmp_path / "cassette"))
@@ -498,3 +491,12 @@ def test_a_forked_process_is_told(isolated: Create, world: World, tmp_path: Path
         assert b"belongs to process" in mine.recv(1000)
         mine.close()
         os.waitpid(pid, 0)
+
+
+def test_every_backend_replays(create: Create, kind: tuple[str, str], world: World, tmp_path: Path) -> None:
+    (recorded,) = record(tmp_path / "cassette", world, create, get(world, "/a"))
+    with Network(HttpCassette(tmp_path / "cassette")) as network:
+        parent = create(network=network)
+        child = parent.fork(mount=True)
+        assert {side.run(get(world, "/a")).stdout for side in (parent, child)} == {recorded}
+    assert recorded == "GET /a number 1\n"

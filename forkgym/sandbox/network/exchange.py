@@ -76,6 +76,11 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     headers: tuple[str, ...] = ("accept", "range")
     secret_parameters: tuple[str, ...] = ("access_token", "api_key", "apikey", "client_secret", "password")
 
+    def __post_init__(self) -> None:
+        large = [name for name in self.headers if name != name.lower()]
+        if large:
+            raise NetworkError(f"headers that count are named in small letters, not {large[0]!r}")
+
 
 class Key(msgspec.Struct, frozen=True):
     """Equal for two requests that get the same answer.
@@ -106,7 +111,9 @@ def _percent(text: str) -> str:
         letter = chr(int(match[1], 16))
         return letter if letter in _UNRESERVED else f"%{match[1].upper()}"
 
-    quoted = quote(text.encode("latin-1", errors="surrogateescape"), safe="%/:?#[]@!$&'()*+,;=~")
+    # What comes from a request line is bytes, one a letter; what a person writes may be any text.
+    raw = text.encode("latin-1" if all(ord(letter) < 256 for letter in text) else "utf-8", errors="replace")
+    quoted = quote(raw, safe="%/:?#[]@!$&'()*+,;=~")
     return re.sub("%([0-9a-fA-F]{2})", one, quoted)
 
 

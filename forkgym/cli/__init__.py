@@ -31,6 +31,7 @@ COMMANDS: dict[str, tuple[str | Callable[[], Command], str]] = {
     "train": ("forkgym.cli.training:TRAIN", "train a policy from a configuration file, or resume"),
     "eval": ("forkgym.cli.training:EVAL", "judge a run's policy or a checkpoint on held-out tasks"),
     "warmstart": ("forkgym.cli.warmstarting:WARMSTART", "teach a small policy by imitation of a scripted expert"),
+    "play": ("forkgym.cli.playing:PLAY", "play an environment in the terminal: undo, fork, compare, save"),
     "replay": ("forkgym.cli.replaying:REPLAY", "re-execute a handle or a recorded episode and verify it"),
     "report": ("forkgym.cli.reporting:REPORT", "tabulate runs and draw their learning curves"),
     "demo": ("forkgym.demo.command:DEMO", "train several methods side by side and print one table"),

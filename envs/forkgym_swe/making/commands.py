@@ -10,10 +10,10 @@ from forkgym.cli.command import OK, Command, UsageError, bad_input
 from forkgym.console import Console
 from forkgym_swe.instance import Instance, InstanceError, dump_instances
 
+from .history import take_history
 from .injection import Attempt, InjectionOptions, Subject
 from .journal import Journal, journal_path
-from .mutants import OPERATORS
-from .operators import operator_names
+from .operators import OPERATORS, operator_names
 from .production import inject_bugs, purpose_of, summarise
 from .progress import Progress
 from .projects import PROJECTS
@@ -30,11 +30,11 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--catalogue", action="store_true", help="every project of the catalogue")
     parser.add_argument("--list", action="store_true", help="show the catalogue and the operators, and stop")
     parser.add_argument("--fetch", action="store_true", help="get missing sources and requirements by pip")
-    parser.add_argument("--count", type=int, default=30, help="tasks of one source (default: 30)")
+    parser.add_argument("--count", type=int, default=24, help="tasks of one source (default: 24)")
     parser.add_argument("--attempts", type=int, default=6, help="try at most this many times COUNT (default: 6)")
     parser.add_argument("--seed", type=int, default=0, help="of all choices (default: 0)")
     parser.add_argument("--operator", action="append", default=[], metavar="NAME", help="only bugs of this operator")
-    parser.add_argument("--keep-passing", type=int, default=400, help="list at most this many passing tests a task")
+    parser.add_argument("--keep-passing", type=int, default=150, help="list at most this many passing tests a task")
     parser.add_argument("--split", choices=("train", "validation", "test"), default="train",
                         help="of sources that are not catalogued (default: train)")  # fmt: skip
     parser.add_argument("--python-path", action="append", default=[], metavar="DIR", help="import from this directory")
@@ -92,7 +92,8 @@ def _make(
             progress.advance(attempt.project, steps=attempt.instance is not None)
 
         for subject in subjects:
-            made = inject_bugs(subject, options, journal, tell)
+            make = take_history if arguments.history else inject_bugs
+            made = make(subject, options, journal, tell)
             instances += made
             # After each source, so that there is something to work with early.
             dump_instances(arguments.output, instances)
@@ -110,15 +111,11 @@ def _subjects(arguments: argparse.Namespace, console: Console) -> list[Subject]:
             test_paths=tuple(arguments.test_path),
             requires=tuple(arguments.require),
         )
-    found = (
-        [catalogued(project, fetch=arguments.fetch, say=console.message) for project in PROJECTS]
-        if (arguments.catalogue)
-        else []
-    )
-    for named in arguments.sources:
-        found.append(
-            find_subject(named, tests=tests, split=arguments.split, fetch=arguments.fetch, say=console.message)
-        )
+    fetch, say = arguments.fetch, console.message
+    found = [catalogued(project, fetch=fetch, say=say) for project in (PROJECTS if arguments.catalogue else ())]
+    found += [
+        find_subject(named, tests=tests, split=arguments.split, fetch=fetch, say=say) for named in arguments.sources
+    ]
     names = [subject.name for subject in found]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:

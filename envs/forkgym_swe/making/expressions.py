@@ -84,9 +84,8 @@ def comparison_changed(node: cst.CSTNode, _: Surroundings) -> Iterator[Edit]:
     if not isinstance(node, cst.ComparisonTarget):
         return
     for other in _COMPARISONS.get(type(node.operator), ()):
-        spaced: dict[str, object] = {"whitespace_before": cst.SimpleWhitespace(" ")}
-        spaced["whitespace_after"] = cst.SimpleWhitespace(" ")
-        yield Edit(node.operator, other(**spaced), at=node)
+        # With a space on both sides, whatever stood there: `in` and `not` would grow together with their neighbours.
+        yield Edit(node.operator, other(), at=node)
 
 
 @operator("arithmetic-changed", "another arithmetic or bit operator", cst.BinaryOperation, cst.AugAssign)
@@ -98,8 +97,7 @@ def arithmetic_changed(node: cst.CSTNode, _: Surroundings) -> Iterator[Edit]:
         return  # "…" % x and "…" + x: no other operator makes a bug that a person would write
     other = _ARITHMETIC.get(type(node.operator))
     if other is not None:
-        space = cst.SimpleWhitespace(" ")
-        yield Edit(node.operator, other(whitespace_before=space, whitespace_after=space), at=node)
+        yield Edit(node.operator, other(), at=node)
 
 
 @operator("boolean-operator-changed", "`and` for `or` and the other way round", cst.BooleanOperation)
@@ -142,8 +140,8 @@ def off_by_one(node: cst.CSTNode, _: Surroundings) -> Iterator[Edit]:
             if not argument.star and not _is_name(argument.value, "None"):
                 yield from _shifted(argument.value)
     elif isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Add | cst.Subtract):
-        if isinstance(node.right, cst.Integer) and node.right.evaluated_value == 1:
-            yield Edit(node, _in_place_of(node, node.left))
+        one = isinstance(node.right, cst.Integer) and node.right.evaluated_value == 1
+        yield from [Edit(node, _in_place_of(node, node.left))] if one else []
 
 
 @operator("constant-changed", "another number or truth value", cst.Integer, cst.Float, cst.Name)
@@ -160,11 +158,13 @@ def index_changed(node: cst.CSTNode, _: Surroundings) -> Iterator[Edit]:
     if not isinstance(node, cst.Index) or node.star:
         return
     value = node.value
-    if isinstance(value, cst.Integer):
-        yield Edit(value, cst.Integer("1" if value.evaluated_value == 0 else str(value.evaluated_value - 1)))
+    number = value.expression if isinstance(value, cst.UnaryOperation) else value
+    if not isinstance(number, cst.Integer):
+        return
+    if number is value:
+        yield Edit(value, cst.Integer(str(number.evaluated_value - 1 if number.evaluated_value else 1)))
     elif isinstance(value, cst.UnaryOperation) and isinstance(value.operator, cst.Minus):
-        if isinstance(value.expression, cst.Integer):
-            yield Edit(value, cst.Integer(str(value.expression.evaluated_value - 1)))
+        yield Edit(value, cst.Integer(str(number.evaluated_value - 1)))
 
 
 @operator("string-changed", "another string", cst.SimpleString)

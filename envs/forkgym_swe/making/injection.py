@@ -18,11 +18,12 @@ from forkgym_swe.checkout import hide_tests, make_patch
 from forkgym_swe.instance import Difficulty, Instance, InstanceError, Source
 from forkgym_swe.runner import TestReport
 
+from .defining import Definitions
 from .mutants import MutableModule, Mutant, MutationError, Site
 from .statements import Failing, StatementError, leaks, write_statement
 from .suites import Baseline, Suite, Tests
 
-__all__ = ["Attempt", "InjectionOptions", "Injector", "Subject", "choose_passing", "order_sites", "test_functions"]
+__all__ = ["Attempt", "InjectionOptions", "Injector", "Subject", "choose_passing", "order_sites"]
 
 
 class InjectionOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,7 +43,7 @@ class InjectionOptions(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     operators: tuple[str, ...] = ()
     most_failing: float = 0.5
-    keep_passing: int = 400
+    keep_passing: int = 150
 
 
 class Subject(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,6 +103,7 @@ class Injector:
                     self._modules[path] = MutableModule(path, source, options.operators)
                 except (MutationError, UnicodeDecodeError):
                     continue  # such as a template that is no module of this version of Python
+        self._definitions = Definitions(suite.files)
         self._seen: set[str] = set()
 
     def sites(self) -> list[Site]:
@@ -130,7 +132,7 @@ class Injector:
         self._seen.add(shape)
         changes = {site.path: mutant.source.encode()}
         covering = self.baseline.tests_of(site.path, site.line, site.last_line)
-        limit = max(5.0, 4 * self.baseline.seconds)
+        limit = max(4.0, 4 * self.baseline.seconds)
         first = self.suite.run(changes, covering, timeout=limit)
         reason, failing = self._judge(first, covering or self.baseline.passing)
         if reason:
@@ -176,7 +178,10 @@ class Injector:
         site, files = mutant.site, self.suite.files
         broken = {**files, site.path: mutant.source.encode()}
         bug, patch = make_patch(files, broken), make_patch(broken, files)
-        hidden = test_functions(failing)
+        found = [self._definitions.find(id) for id in failing]
+        hidden = tuple(sorted({id for id in found if id is not None}))
+        if None in found:
+            return "the failing tests cannot be hidden", None
         try:
             hide_tests(broken, hidden)
             told = [failing_of(report, id) for id in failing]
@@ -274,14 +279,6 @@ def choose_passing(
     room = most - len(chosen)
     chosen = [*chosen, *(far if len(far) <= room else random.Random(seed).sample(far, room))]
     return tuple(sorted(chosen))
-
-
-def test_functions(ids: Sequence[str]) -> tuple[str, ...]:
-    """Ids without parameters, each once, sorted."""
-    return tuple(sorted({id.split("[", 1)[0] for id in ids}))
-
-
-test_functions.__test__ = False  # type: ignore[attr-defined]
 
 
 def _shape(mutant: Mutant) -> str:

@@ -1,4 +1,7 @@
-"""Where operators apply in a module, and the module's text with one of them applied. Which mutants to keep: ``injection``."""
+"""Where operators apply in a module, and the module's text with one of them applied.
+
+Which mutants make a task is decided in ``injection``.
+"""
 
 from __future__ import annotations
 
@@ -202,23 +205,23 @@ class _Names(cst.CSTVisitor):
         super().__init__()
         self.top, self.names, self.attributes = top, dict[str, None](), dict[str, None]()
 
-    def visit_FunctionDef(self, node: cst.FunctionDef) -> bool:  # noqa: N802
+    def visit_FunctionDef(self, node: cst.FunctionDef) -> bool:
         return node is self.top or isinstance(self.top, cst.ClassDef)
 
-    def visit_Lambda(self, node: cst.Lambda) -> bool:  # noqa: ARG002, N802
+    def visit_Lambda(self, node: cst.Lambda) -> bool:  # noqa: ARG002
         return False
 
-    def visit_ClassDef(self, node: cst.ClassDef) -> bool:  # noqa: N802
+    def visit_ClassDef(self, node: cst.ClassDef) -> bool:
         return node is self.top
 
-    def visit_Param(self, node: cst.Param) -> None:  # noqa: N802
+    def visit_Param(self, node: cst.Param) -> None:
         if not node.star:
             self.names.setdefault(node.name.value)
 
-    def visit_AssignTarget(self, node: cst.AssignTarget) -> None:  # noqa: N802
+    def visit_AssignTarget(self, node: cst.AssignTarget) -> None:
         self._bind(node.target)
 
-    def visit_For(self, node: cst.For) -> None:  # noqa: N802
+    def visit_For(self, node: cst.For) -> None:
         self._bind(node.target)
 
     def _bind(self, target: cst.CSTNode) -> None:

@@ -34,7 +34,8 @@ def purpose_of(options: InjectionOptions, subjects: Sequence[Subject], method: s
     """What a journal is about."""
     marks = " ".join(sorted(mark_of(subject) for subject in subjects))
     digest = hashlib.sha256(msgspec.json.encode(options) + marks.encode()).hexdigest()[:16]
-    return f"forkgym make-tasks, {method}, {len(subjects)} sources, {options.count} a source, seed {options.seed}, {digest}"
+    asked = f"{len(subjects)} sources, {options.count} a source, seed {options.seed}"
+    return f"forkgym make-tasks, {method}, {asked}, {digest}"
 
 
 def inject_bugs(

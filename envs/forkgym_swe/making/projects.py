@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["PROJECTS", "Project", "find_project", "split_of"]
+__all__ = ["PROJECTS", "SAMPLE_SPLITS", "Project", "find_project"]
 
 Split = Literal["train", "validation", "test"]
 
@@ -153,13 +153,11 @@ PROJECTS: tuple[Project, ...] = (
 """In alphabetical order. Suites that need a network, a database or more than some seconds are not in it."""
 
 
+SAMPLE_SPLITS: dict[str, Split] = {"ledger": "test", "pagelet": "validation", "spans": "train"}
+"""The projects that ship with this package, and where their tasks belong."""
+
+
 def find_project(name: str) -> Project | None:
     """The project of this name in the catalogue, however its name is written."""
     wanted = name.lower().replace("_", "-")
     return next((project for project in PROJECTS if project.name == wanted), None)
-
-
-def split_of(name: str) -> Split:
-    """The split of a project: the catalogue's, else ``train``."""
-    project = find_project(name)
-    return "train" if project is None else project.split

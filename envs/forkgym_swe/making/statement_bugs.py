@@ -1,4 +1,7 @@
-"""Bug operators on statements: conditions, returns, raises, loops, imports. Those on expressions are in ``expressions``."""
+"""Bug operators on statements: conditions, returns, raises, loops, imports.
+
+Those on expressions are in ``expressions``.
+"""
 
 from __future__ import annotations
 

@@ -101,13 +101,16 @@ def leaks(statement: str, *, patch: str, operator: str = "", paths: Iterable[str
         if code in lines or (len(code) >= 12 and code in statement):
             found.append(f"a line of the gold patch: {code}")
     folded = statement.casefold()
-    for name in {operator, operator.replace("-", " ")} - {""}:
-        if name.casefold() in folded:
-            found.append(f"the operator's name: {name}")
-    for path in paths:
-        if path in statement or re.search(rf"(?<![\w/.]){re.escape(path.rpartition('/')[2])}\b", statement):
-            found.append(f"the file: {path}")
+    names = {operator, operator.replace("-", " ")} - {""}
+    found += [f"the operator's name: {name}" for name in names if name.casefold() in folded]
+    found += [f"the file: {path}" for path in paths if _names(statement, path)]
     return sorted(set(found))
+
+
+def _names(statement: str, path: str) -> bool:
+    """Whether a text names a file, with or without its folders."""
+    name = re.escape(path.rpartition("/")[2])
+    return path in statement or re.search(rf"(?<![\w/.]){name}\b", statement) is not None
 
 
 @dataclass(frozen=True)
@@ -185,9 +188,10 @@ def _at_line(function: ast.FunctionDef | ast.AsyncFunctionDef, line: int) -> ast
     """The innermost statement of a function that a line belongs to; blocks of `with` count as their first line."""
     found: ast.stmt | None = None
     for node in ast.walk(function):
-        if isinstance(node, ast.stmt) and node is not function and node.lineno <= line <= (node.end_lineno or 0):
-            if found is None or node.lineno >= found.lineno:
-                found = node
+        if not isinstance(node, ast.stmt) or node is function:
+            continue
+        if node.lineno <= line <= (node.end_lineno or 0) and (found is None or node.lineno >= found.lineno):
+            found = node
     return found
 
 

@@ -14,7 +14,7 @@ from forkgym_swe.instance import InstanceError, Source
 
 from .fetching import fetch_project, install_requirements, is_fetched, source_of
 from .injection import Subject
-from .projects import Project, find_project
+from .projects import SAMPLE_SPLITS, Project, find_project
 from .suites import Tests
 
 __all__ = ["SourceError", "catalogued", "find_subject", "git"]
@@ -50,7 +50,10 @@ def find_subject(
     """
     path = Path(named).expanduser()
     if named.startswith("sample:"):
-        found = _plain(Source(kind="sample", name=named.removeprefix("sample:")), tests, split)
+        name = named.removeprefix("sample:")
+        if name not in SAMPLE_SPLITS:
+            raise SourceError(f"there is no sample {name!r}; samples: {', '.join(sorted(SAMPLE_SPLITS))}")
+        found = _plain(Source(kind="sample", name=name), tests, SAMPLE_SPLITS[name])
     elif path.is_dir():
         found = _plain(_git_source(path) if (path / ".git").exists() else _folder_source(path), tests, split)
     elif path.is_file():

@@ -106,7 +106,8 @@ def line_edits(module: ModuleSource, statement: Statement, names: Names) -> Line
     code = code_words(module.code(start, end), names)
     found: dict[tuple[Replacement, ...], Edit] = {}
     for edit in _Maker(module, statement, names).edits():
-        found.setdefault(edit.replacements, edit)
+        if apply_edit(module.content, edit) != module.content:
+            found.setdefault(edit.replacements, edit)
     return LineEdits(
         line=statement.line,
         first=statement.first,

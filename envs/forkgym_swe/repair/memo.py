@@ -57,6 +57,7 @@ class Memo:
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self._lock, closing(self._connect()) as connection, connection:
+            connection.execute("PRAGMA synchronous = OFF")  # what a crash of the machine loses is made again
             connection.execute(_SCHEMA)
             connection.execute("INSERT OR IGNORE INTO memo VALUES (?, ?)", (key, value))
             row = connection.execute("SELECT value FROM memo WHERE key = ?", (key,)).fetchone()

@@ -23,15 +23,14 @@ from forkgym_swe.repair.workplace import (
     VerdictNote,
     Workplace,
     instance_mark,
-    note_of,
     run_key,
     tree_key,
 )
 from forkgym_swe.taxonomy import classify_failure
 
-__all__ = ["LINES", "Study", "StudyLine", "find_study", "make_study", "study_entries", "study_key"]
+__all__ = ["CPU_SECONDS", "LINES", "Study", "StudyLine", "find_study", "make_study", "study_entries", "study_key"]
 
-VERSION = "study/1"
+VERSION = "study/4"
 LINES = 8
 """Lines that an episode may suspect."""
 FOCUS = 5
@@ -40,7 +39,9 @@ OTHERS = 40
 """Passing tests of the same files that it runs when those pass."""
 SAMPLE = 80
 """Passing tests that the suspicion is measured on."""
-_LONGEST = 20.0
+CPU_SECONDS = 6
+"""Processor seconds of a focused run: an edit may make a loop endless."""
+_TRACED_SECONDS = 60
 
 
 class StudyEdit(msgspec.Struct, frozen=True):
@@ -69,6 +70,7 @@ class StudyLine(msgspec.Struct, frozen=True):
     Attributes:
         path: File.
         line: Where its statement begins.
+        last: Last line of the statement's own part.
         kind: Kind of the statement.
         band: Word for its suspicion.
         score: Ochiai's measure.
@@ -79,6 +81,7 @@ class StudyLine(msgspec.Struct, frozen=True):
 
     path: str
     line: int
+    last: int
     kind: str
     band: str
     score: float
@@ -99,7 +102,6 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
         all_passing: Number of all passing tests.
         failure: How the first of the failing tests fails.
         lines: Suspicious lines, the most suspicious first.
-        cpu_seconds: Processor seconds of a focused run.
         note: The focused run on the task's tree.
         verdict: The verdict on the task's tree.
         seconds: How long the measurement of the suspicion took.
@@ -115,7 +117,6 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
     all_passing: int = 0
     failure: Failure | None = None
     lines: tuple[StudyLine, ...] = ()
-    cpu_seconds: int = 0
     note: RunNote | None = None
     verdict: VerdictNote | None = None
     seconds: float = 0.0
@@ -149,7 +150,7 @@ def study_entries(instance: Instance, study: Study) -> list[str]:
     place = Workplace(instance)
     trees = [study.base, *(edit.tree for line in study.lines for edit in line.edits)]
     selections = [study.failing, study.others]
-    runs = [run_key(tree, tests, study.cpu_seconds) for tree in trees for tests in selections]
+    runs = [run_key(tree, tests, CPU_SECONDS) for tree in trees for tests in selections]
     return [study_key(instance), *runs, *(place.verdict_key(tree) for tree in trees)]
 
 
@@ -201,26 +202,28 @@ class _Studying:
         reason = _reason_not_to(traced, failing)
         if reason:
             return msgspec.structs.replace(known, reason=reason, seconds=traced.seconds)
-        plain = self.place.run(failing, cpu_seconds=int(_LONGEST))[0]
-        cpu_seconds = 4 + int(4 * plain.seconds)
+        plain = self.place.notes(self.memo, self.base, failing, [None], CPU_SECONDS)[0]
+        if plain.exception == "Timeout":
+            return msgspec.structs.replace(known, reason="too slow", seconds=traced.seconds)
         lines = self._lines(traced, failing)
-        lines = self._judged(lines, known, cpu_seconds)
+        gold_line = _gold_line(instance.patch, lines)
+        known = msgspec.structs.replace(known, failure=traced.failure, seconds=traced.seconds, gold_line=gold_line)
+        if not gold_line and not any(edit.family == "import" for line in lines for edit in line.edits):
+            # Another place may repair it by luck, which is not worth some fifty test runs.
+            return msgspec.structs.replace(known, lines=tuple(lines), reason="right line not shown")
+        lines = self._judged(lines, known)
         admitted = any(edit.repairs for line in lines for edit in line.edits)
         return msgspec.structs.replace(
             known,
-            failure=traced.failure,
             lines=tuple(lines),
-            cpu_seconds=cpu_seconds,
-            note=note_of(plain, failing),
+            note=plain,
             verdict=self.place.verdict(self.memo, self.base, None) if admitted else None,
-            seconds=traced.seconds,
-            gold_line=_gold_line(instance.patch, lines),
-            reason="" if admitted else "no repair" if lines else "no line",
+            reason="" if admitted else "no repair",
         )
 
     def _trace(self, failing: Sequence[str]) -> TestRun:
         tests = [*failing, *_near(self.instance.pass_to_pass, failing, SAMPLE)]
-        return self.place.run(tests, trace=sorted(self.files), cpu_seconds=60)[0]
+        return self.place.run(tests, trace=sorted(self.files), cpu_seconds=_TRACED_SECONDS)[0]
 
     def _lines(self, traced: TestRun, failing: Sequence[str]) -> list[StudyLine]:
         """The most suspicious lines that have candidates."""
@@ -257,6 +260,7 @@ class _Studying:
         return StudyLine(
             path=suspect.path,
             line=made.line,
+            last=made.last,
             kind=made.kind,
             band=band(suspect.score, best),
             score=round(suspect.score, 4),
@@ -268,20 +272,23 @@ class _Studying:
     def _change(self, path: str, edit: Edit | StudyEdit) -> FileChange:
         return FileChange(path, replaced(self.files[path], edit.replacements))
 
-    def _judged(self, lines: list[StudyLine], known: Study, cpu_seconds: int) -> list[StudyLine]:
+    def _judged(self, lines: list[StudyLine], known: Study) -> list[StudyLine]:
         """The lines with each edit's verdict: the failing tests first, the others and the verdict where those pass."""
         places = [(line, edit) for line in lines for edit in line.edits]
         changes = [self._change(line.path, edit) for line, edit in places]
-        notes = self.place.notes(self.memo, self.base, known.failing, changes, cpu_seconds)
+        notes = self.place.notes(self.memo, self.base, known.failing, changes, CPU_SECONDS)
         good = [place for place, note in enumerate(notes) if note.passed == note.total]
         self.say(f"{len(places)} edits of {len(lines)} lines, {len(good)} pass the failing tests")
+        fine = {}
         if known.others and good:
-            self.place.notes(self.memo, self.base, known.others, [changes[p] for p in good], cpu_seconds)
+            others = self.place.notes(self.memo, self.base, known.others, [changes[p] for p in good], CPU_SECONDS)
+            fine = {place: note.passed == note.total for place, note in zip(good, others, strict=True)}
         judged = {}
         for place, (_, edit) in enumerate(places):
             if place in good:
                 resolved = self.place.verdict(self.memo, self.base, changes[place]).resolved
-                judged[edit.tree] = msgspec.structs.replace(edit, repairs=resolved)
+                # Both must say so: an agent is told what the focused run says.
+                judged[edit.tree] = msgspec.structs.replace(edit, repairs=resolved and fine.get(place, True))
             else:
                 label = self._refusal(changes[place], notes[place])
                 judged[edit.tree] = msgspec.structs.replace(edit, refusal=label)
@@ -328,7 +335,10 @@ def _gold_line(patch: str, lines: Sequence[StudyLine]) -> int:
             number += 1
         elif text.startswith(" ") or not text:
             number += 1
-    return next((place for place, line in enumerate(lines, 1) if (line.path, line.line) in touched), 0)
+    for place, line in enumerate(lines, 1):
+        if any((line.path, number) in touched for number in range(line.line, line.last + 1)):
+            return place
+    return 0
 
 
 def _silent(line: str) -> None:

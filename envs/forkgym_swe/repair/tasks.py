@@ -11,7 +11,7 @@ from forkgym_swe.checkout import broken_files
 from forkgym_swe.instance import Instance, InstanceError
 from forkgym_swe.repair.memo import Memo, open_memo
 from forkgym_swe.repair.source import replaced
-from forkgym_swe.repair.study import Study, find_study, make_study, study_key
+from forkgym_swe.repair.study import CPU_SECONDS, Study, find_study, make_study, study_key
 from forkgym_swe.repair.workplace import FileChange, RunNote, VerdictNote, workplace
 
 __all__ = ["RepairTask", "load_repair_tasks", "repair_tasks", "repairable"]
@@ -66,11 +66,11 @@ class RepairTask:
 
     def _note(self, memo: Memo | None, tests: tuple[str, ...], edit: tuple[int, int] | None) -> RunNote:
         place = workplace(self.instance)
-        known = place.known_note(memo, self.tree(edit), tests, self.study.cpu_seconds)
+        known = place.known_note(memo, self.tree(edit), tests, CPU_SECONDS)
         if known is not None:
             return known
         change = self.change(edit) if edit is not None else None
-        return place.notes(memo, self.study.base, tests, [change], self.study.cpu_seconds)[0]
+        return place.notes(memo, self.study.base, tests, [change], CPU_SECONDS)[0]
 
     def verdict(self, memo: Memo | None, edit: tuple[int, int] | None) -> VerdictNote:
         """The hidden tests' judgement; from the memo, or in the sandbox.

@@ -118,10 +118,11 @@ def _data() -> dict[str, Any]:
 
 def _sandbox() -> dict[str, Any]:
     """Every way to keep and run sandboxes, tried on this machine."""
-    from forkgym.sandbox import SandboxError, probe
+    from forkgym.sandbox import SandboxError, image_store, probe, stored_images
 
     try:
         results = probe()
+        images = stored_images(image_store())
     except (SandboxError, OSError) as error:
         return {"sandbox": f"the probe failed: {error}"}
     return {
@@ -129,6 +130,9 @@ def _sandbox() -> dict[str, Any]:
             f"{'yes' if result.available else 'no'}: {result.reason}"
         )
         for result in results
+    } | {
+        "base images": f"{len(images)}, {sum(image.bytes for image in images) >> 20} MiB in {image_store().root} "
+        "(forkgym.sandbox.collect removes the unused)"
     }
 
 

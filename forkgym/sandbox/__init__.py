@@ -6,6 +6,7 @@ process keeps the layers and runs the commands of all sandboxes in namespaces of
 
 from __future__ import annotations
 
+from .collecting import Collected, StoredImage, collect, stored_images
 from .engines import BACKENDS, ProbeResult, close_engines, engine_for, image_store, probe
 from .errors import BackendUnavailableError, SandboxClosedError, SandboxError, SandboxPathError
 from .images import Image, ImageStore
@@ -24,6 +25,7 @@ __all__ = [
     "BackendUnavailableError",
     "Change",
     "Clock",
+    "Collected",
     "CompletedCommand",
     "HttpCassette",
     "Image",
@@ -39,11 +41,14 @@ __all__ = [
     "SandboxError",
     "SandboxPathError",
     "Snapshot",
+    "StoredImage",
     "close_engines",
+    "collect",
     "engine_for",
     "image_store",
     "prepare",
     "probe",
+    "stored_images",
 ]
 
 

@@ -6,6 +6,7 @@ The store is a folder of the user's cache; `ImageStore.clean` is the janitor for
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import stat
@@ -59,7 +60,7 @@ class ImageStore:
         cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
         default = os.environ.get("FORKGYM_SANDBOX_STORE") or f"{cache}/forkgym/sandbox"
         self.root = (Path(default) if root is None else root).expanduser().absolute()
-        for name in ("images", "manifests", "mount", "work", "lib"):
+        for name in ("images", "manifests", "mount", "work", "used", "lib"):
             (self.root / name).mkdir(mode=0o755, parents=True, exist_ok=True)
         status = self.root.stat()
         if status.st_uid != os.geteuid() or status.st_mode & stat.S_IWOTH:
@@ -67,6 +68,39 @@ class ImageStore:
                 f"the image store {self.root} belongs to user {status.st_uid} or everybody may write to it; "
                 "set FORKGYM_SANDBOX_STORE to a folder of your own"
             )
+        self._used: set[str] = set()
+        self._marks: Path | None = None
+        self._pid = 0
+
+    @contextlib.contextmanager
+    def locked(self, *, alone: bool = False) -> Iterator[None]:
+        """Keep images from being removed (or with ``alone`` from being taken into use) meanwhile."""
+        descriptor = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _mark(self, name: str) -> None:
+        """Write down that this process uses an image; the janitor removes the marks of dead processes."""
+        if self._pid != os.getpid():
+            self._pid, self._used = os.getpid(), set()
+            self._marks = self.root / "used" / f"use-{process_mark(os.getpid())}-{os.urandom(4).hex()}"
+        if name not in self._used and self._marks is not None:
+            with self._marks.open("a") as file:
+                file.write(f"{name}\n")
+            self._used.add(name)
+        os.utime(self.root / "manifests" / f"{name}.json")
+
+    def used_by_the_living(self) -> set[str]:
+        """Images that a running process has taken into use."""
+        found: set[str] = set()
+        for file in (self.root / "used").glob("use-*"):
+            if process_mark(file.name.split("-")[1]) in file.name:
+                with contextlib.suppress(FileNotFoundError):  # that process's janitor was here
+                    found.update(file.read_text().split())
+        return found
 
     @property
     def images(self) -> Path:
@@ -97,7 +131,9 @@ class ImageStore:
         if not path.is_dir():
             raise SandboxError(f"the base {path} is not a directory; give the directory whose copies should be forked")
         left_out = CACHES | frozenset(skip)
-        known = self._load(self._scan(path, left_out)[0].digest())
+        wanted = self._scan(path, left_out)[0].digest()
+        with self.locked():
+            known = self._load(wanted)
         if known is not None:
             return known
         partial = self.root / "work" / f"image-{process_mark(os.getpid())}-{os.urandom(4).hex()}"
@@ -109,7 +145,8 @@ class ImageStore:
             if os.geteuid() == 0:
                 _give_away(str(partial))
             manifest, size = self._scan(partial / "tree", left_out)
-            return self._publish(partial, manifest, size)
+            with self.locked():
+                return self._publish(partial, manifest, size)
         finally:
             remove_tree(str(partial))
 
@@ -136,6 +173,7 @@ class ImageStore:
             if not (self.images / name).is_dir():
                 raise SandboxError(f"the image {name} could not be stored in {self.images}: {error}") from error
         temporary.rename(file)
+        self._mark(name)
         return Image(name, manifest, size, self.images / name)
 
     def _load(self, name: str) -> Image | None:
@@ -149,13 +187,14 @@ class ImageStore:
         owner = OUTSIDE_ID if os.geteuid() == 0 else os.geteuid()
         if (folder / "tmp").stat().st_uid != owner:
             return None
+        self._mark(name)
         manifest = Manifest({path: Entry(*entry) for path, entry in found["entries"].items()})
         return Image(name, manifest, found["size"], folder)
 
     def clean(self) -> list[str]:
         """Remove what processes left here that no longer run; returns the names of what was removed."""
         removed = []
-        for entry in (self.root / "work").iterdir():
+        for entry in (*(self.root / "work").iterdir(), *(self.root / "used").iterdir()):
             pid = entry.name.split("-")[1]
             if process_mark(pid) not in entry.name:
                 if entry.is_dir():

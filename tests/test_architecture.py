@@ -22,7 +22,7 @@ ALLOWED: dict[str, set[str]] = {
     "policy": {"core", "noise", "runtime"},
     "rollout": {"core", "noise", "policy", "runtime"},
     "credit": {"rollout.trace", "rollout.plan", "noise"},
-    "schedule": {"credit", "rollout", "runtime", "noise"},
+    "schedule": {"core", "credit", "rollout", "runtime", "noise", "policy.engine"},
     "learn": {"rollout", "policy", "core", "noise"},
     "store": {"rollout", "core"},
     "train": {"core", "noise", "policy", "rollout", "credit", "schedule", "learn", "store", "runtime"},

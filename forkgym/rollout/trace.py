@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 BranchKind = Literal["twin", "independent", "pair"]
-Role = Literal["on_policy", "counterfactual", "scoring", "learner"]
+Role = Literal["on_policy", "counterfactual", "scoring", "learner", "retried"]
 
 
 class Turn(msgspec.Struct, kw_only=True):
@@ -250,6 +250,7 @@ class Ledger(msgspec.Struct, kw_only=True):
     """Tokens and seconds by role, mutually exclusive (design promise 5). Tokens are real, never predicted.
 
     ``generated`` counts sampled tokens, ``fed`` context tokens that had to be computed, both per role;
+    ``retried`` is the role of rollouts that failed and were played again; no budget counts them.
     ``trained`` counts tokens of sequences the learner ran forward and backward. ``parts`` says where rollouts spent
     their seconds outside the engine (see ``stopwatch.Stopwatch``); it is contained in ``seconds``, but for ``charged``,
     which comes on top of it.

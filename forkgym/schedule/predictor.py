@@ -118,14 +118,15 @@ class RidgeRegression(msgspec.Struct, kw_only=True):
     total_weight: float = 0.0
 
     def predict_many(self, rows: Sequence[Sequence[float]]) -> list[float]:
-        """Predictions for many rows; zeros before anything was folded in."""
+        """Predictions for many rows, each as if it were alone; zeros before anything was folded in."""
         if not self.gram or not rows:
             return [0.0] * len(rows)
         n = self.size + 1
         gram = np.asarray(self.gram).reshape(n, n) + self.ridge * np.eye(n)
         solution = np.linalg.solve(gram, np.asarray(self.moment))
-        inputs = np.column_stack([np.asarray(rows, dtype=np.float64), np.ones(len(rows))])
-        return [float(value) for value in inputs @ solution]
+        *slopes, intercept = solution.tolist()
+        # Exact sums and no matrix product, whose last bits depend on how many rows it has.
+        return [math.fsum([intercept, *(slope * x for slope, x in zip(slopes, row, strict=True))]) for row in rows]
 
     def fold(self, rows: Sequence[Sequence[float]], targets: Sequence[float], weights: Sequence[float]) -> None:
         """Add one update's realised twins; weights are normalised to mean 1 so that the ridge keeps its meaning."""

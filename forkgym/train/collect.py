@@ -1,7 +1,7 @@
 """Collect one update: factual groups, then the branches the algorithm asks for, with every token booked.
 
-Phase by phase: all episodes of the update first, then all of its branches. Results depend on keys alone, so a
-scheduler may interleave the same rollouts differently and get the same numbers.
+Phase by phase: all episodes of the update first, then all of its branches. Results depend on keys alone, so
+`stream.py` interleaves the same rollouts differently and gets the same numbers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from forkgym.rollout.branch import BranchSetting, play_branch
 from forkgym.rollout.episode import EpisodeSpec, PlayedEpisode, Rollout, drive, play_episode
 from forkgym.rollout.stopwatch import Stopwatch
 from forkgym.rollout.trace import Branch, Decision, Episode, Ledger, Role
-from forkgym.schedule import ControllerState, make_decisions, plan_branches, same_evidence_probability
+from forkgym.schedule import ControllerState, Planning, make_decisions, plan_branches, same_evidence_probability
 
 __all__ = ["Collection", "Collector", "stop_strings_of"]
 
@@ -69,6 +69,7 @@ class Collector:
         max_running: Most rollouts at a time.
         ledger: Where tokens and seconds are booked.
         record: Record state hashes and replayable handles.
+        planning: Whether λ is solved over each update or known before it; see ``schedule.Planning``.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Collector:
         max_running: int,
         ledger: Ledger,
         record: bool = True,
+        planning: Planning = "batch",
     ) -> None:
         self.engine = engine
         self.renderer = renderer
@@ -96,6 +98,7 @@ class Collector:
         self.max_running = max_running
         self.ledger = ledger
         self.record = record
+        self.planning = planning
         plan = algorithm.rollout
         self.layout = Layout(plan.layout)
         self.sampling = Sampling(
@@ -123,13 +126,42 @@ class Collector:
             if self.algorithm.branching is not None:
                 episodes = {one.episode.key: one.episode for one in played}
                 collection.multiplier = plan_branches(
-                    collection.decisions, episodes, self.algorithm.branching, state, update
+                    collection.decisions, episodes, self.algorithm.branching, state, update, planning=self.planning
                 )
                 self._play_branches({one.episode.key: one for one in played}, collection.decisions, state)
         finally:
             for one in played:
                 one.close(self.engine)
         return collection
+
+    def episode_spec(self, update: int, group: int, task: int, member: int, version: int) -> EpisodeSpec:
+        """Which episode a member of a group plays."""
+        return EpisodeSpec(
+            # The group number tells two draws of one task within an update apart.
+            key=episode_id(self.seed, f"{self.split}/{group}", update, task, member),
+            split=self.split,
+            task=task,
+            update=update,
+            group=group,
+            member=member,
+            version=version,
+        )
+
+    def branch_setting(self) -> BranchSetting:
+        """What an update's branches share.
+
+        Raises:
+            ValueError: The algorithm has no branches.
+        """
+        if self.algorithm.branching is None:
+            raise ValueError(f"{self.algorithm.name} runs no branches")
+        return BranchSetting(
+            plan=self.algorithm.branching.plan,
+            renderer=self.renderer,
+            sampling=self.sampling,
+            layout=self.layout,
+            max_context=self.max_context,
+        )
 
     def _play_groups(self, update: int, version: int, tasks: Sequence[int]) -> list[PlayedEpisode]:
         size = self.algorithm.rollout.group_size
@@ -139,19 +171,9 @@ class Collector:
         def rollouts() -> Iterator[Rollout[PlayedEpisode]]:
             for group, task in enumerate(tasks):
                 for member in range(size):
-                    spec = EpisodeSpec(
-                        # The group number tells two draws of one task within an update apart.
-                        key=episode_id(self.seed, f"{self.split}/{group}", update, task, member),
-                        split=self.split,
-                        task=task,
-                        update=update,
-                        group=group,
-                        member=member,
-                        version=version,
-                    )
                     yield play_episode(
                         self.make_env(),
-                        spec,
+                        self.episode_spec(update, group, task, member, version),
                         renderer=self.renderer,
                         sampling=self.sampling,
                         layout=self.layout,
@@ -181,13 +203,7 @@ class Collector:
         branching = self.algorithm.branching
         if branching is None:
             return
-        setting = BranchSetting(
-            plan=branching.plan,
-            renderer=self.renderer,
-            sampling=self.sampling,
-            layout=self.layout,
-            max_context=self.max_context,
-        )
+        setting = self.branch_setting()
         chosen = [decision for decision in decisions if decision.branched]
 
         def rollouts() -> Iterator[Rollout[Branch]]:

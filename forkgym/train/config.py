@@ -60,7 +60,18 @@ Fraction = Annotated[float, Meta(ge=0, lt=1)]
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\Z")]
 Text = Annotated[str, Meta(min_length=1)]
 
-MAY_CHANGE = frozenset({"run.name", "run.directory", "checkpoint.every", "checkpoint.keep", "evaluation.every"})
+MAY_CHANGE = frozenset(
+    {
+        "run.name",
+        "run.directory",
+        "checkpoint.every",
+        "checkpoint.keep",
+        "collection.max_environments",
+        "collection.mode",
+        "collection.timeline",
+        "evaluation.every",
+    }
+)
 """Keys that may differ on resume: they move or space out files, never change numbers of the training."""
 
 
@@ -180,9 +191,20 @@ class CollectionConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         groups_per_update: Tasks per update; each is tried by the algorithm's group size of episodes.
+        mode: ``phases``: all episodes of an update, then all its branches; ``stream``: a group's branches run as soon
+            as they can be planned, failures are retried, environments that declare it run in threads. The numbers are
+            the same, only the time differs.
+        planning: How the budget multiplier is found: ``batch`` solves it over each update; ``group`` moves it once
+            after each update, on real tokens, so that streamed groups need not wait for the last one to be planned.
+        max_environments: Rollouts that run at once in a streamed run; by default ``policy.max_running``.
+        timeline: Write ``timeline.json``, a trace that Perfetto opens, into the run's directory (streamed runs).
     """
 
     groups_per_update: Count = 16
+    mode: Literal["phases", "stream"] = "phases"
+    planning: Literal["batch", "group"] = "batch"
+    max_environments: Count | None = None
+    timeline: bool = False
 
 
 class BudgetConfig(msgspec.Struct, frozen=True, kw_only=True):

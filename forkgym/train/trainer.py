@@ -37,9 +37,11 @@ from forkgym.train.progress import Progress, Silent, TrainResult, UpdateRow
 
 if TYPE_CHECKING:
     from forkgym.learn.metrics import LearnerMetrics
+    from forkgym.schedule.timeline import Timeline
 
 __all__ = ["Trainer", "train"]
 
+TIMELINE_SPANS = 200_000
 VERSIONED_PACKAGES = ("forkgym", "numpy", "torch", "transformers")
 
 
@@ -106,6 +108,7 @@ class Trainer:
         # Last, so that a configuration which does not work leaves no directory that belongs to it.
         self.store = self._open_store()
         self.state = RunState()
+        self.timeline: Timeline | None = None
         self._evaluations: dict[tuple[int, str], EvaluationResult] = {}
         try:
             self._resume()
@@ -116,7 +119,10 @@ class Trainer:
 
     def close(self) -> None:
         """Release the run's record."""
-        self.store.close()
+        try:
+            self._write_timeline()
+        finally:
+            self.store.close()
 
     def run(self) -> TrainResult:
         """Do updates until the budget is used up, then evaluate, save the policy and report."""
@@ -180,7 +186,11 @@ class Trainer:
         branching = self.algorithm.branching
         if branching is not None:
             credited = any(isinstance(term, TurnCredit) for term in self.algorithm.credit)
-            settle(collection.decisions, branching, controller, credited=credited)
+            episodes = {episode.key: episode for episode in collection.episodes}
+            by_group = self.config.collection.planning == "group"
+            settle(
+                collection.decisions, branching, controller, credited=credited, episodes=episodes if by_group else None
+            )
         return advantages
 
     def _learn(self, update: int, collection: Collection, advantages: Advantages) -> LearnerMetrics:
@@ -192,6 +202,8 @@ class Trainer:
             # The ratio is that of the truncated distribution, so the learner needs what each token was drawn from.
             supports = {episode.key: [turn.supports or [] for turn in episode.turns] for episode in collection.episodes}
         metrics = self.learner.update(training_sequences(collection.episodes, advantages, supports), update)
+        if self.timeline is not None:
+            self.timeline.span("learner", f"update {update}", started, time.perf_counter())
         ledger = self.state.ledger
         ledger.add("learner", seconds=time.perf_counter() - started)
         ledger.trained += metrics.trained_tokens
@@ -365,19 +377,7 @@ class Trainer:
 
     def _make_workers(self) -> None:
         policy, rollout = self.config.policy, self.algorithm.rollout
-        max_context = self.engine.context_limit
-        self.collector = Collector(
-            self.engine,
-            self.renderer,
-            self.make_env,
-            self.algorithm,
-            seed=self.config.run.seed,
-            split=self.config.env.split,
-            max_turn_tokens=policy.max_turn_tokens,
-            max_context=max_context,
-            max_running=policy.max_running,
-            ledger=self.state.ledger,
-        )
+        self.collector = self._make_collector()
         self.evaluator = Evaluator(
             self.engine,
             self.renderer,
@@ -386,10 +386,46 @@ class Trainer:
             temperature=1.0,
             top_p=rollout.top_p,
             max_turn_tokens=policy.max_turn_tokens,
-            max_context=max_context,
+            max_context=self.engine.context_limit,
             max_running=policy.max_running,
             ledger=self.state.ledger,
         )
+
+    def _make_collector(self) -> Collector:
+        config, collection = self.config, self.config.collection
+        options: dict[str, Any] = {
+            "seed": config.run.seed,
+            "split": config.env.split,
+            "max_turn_tokens": config.policy.max_turn_tokens,
+            "max_context": self.engine.context_limit,
+            "max_running": config.policy.max_running,
+            "ledger": self.state.ledger,
+            "planning": collection.planning,
+        }
+        if collection.mode == "phases":
+            return Collector(self.engine, self.renderer, self.make_env, self.algorithm, **options)
+        # Imported here: a run phase by phase needs no event loop.
+        from forkgym.schedule.timeline import Timeline
+        from forkgym.train.stream import StreamCollector, StreamSettings
+
+        streamed = StreamCollector(self.engine, self.renderer, self.make_env, self.algorithm, **options)
+        self.timeline = Timeline(most=TIMELINE_SPANS) if collection.timeline else None
+        streamed.stream = StreamSettings(
+            max_environments=collection.max_environments, timeline=self.timeline, tell=self._tell
+        )
+        return streamed
+
+    def _tell(self, name: str, detail: dict[str, Any]) -> None:
+        """Record what happened to a rollout or a group while an update was collected."""
+        detail = {key: value for key, value in detail.items() if key != "update"}
+        self.store.add_event(self.state.updates, name, **detail)
+        self.log.warning(name, update=self.state.updates, **detail)
+
+    def _write_timeline(self) -> None:
+        if self.timeline is not None:
+            self.timeline.write(self.directory / "timeline.json")
+            if self.timeline.dropped:
+                self.log.warning("the timeline is full", kept=len(self.timeline), dropped=self.timeline.dropped)
 
     def _plain_model(self) -> Any:
         """The trained model without adapters: merged into the base where LoRA was used."""

@@ -60,7 +60,8 @@ def test_lambda_is_moved_after_an_update_and_not_within_it():
 def test_what_can_be_planned_by_group():
     coins, scores = branching(CoinSelector(warmup_updates=3)), branching(ScoreSelector())
     assert [plans_by_group(coins, update, "batch") for update in (0, 2, 3)] == [True, True, False]
-    assert plans_by_group(coins, 3, "group") and plans_by_group(scores, 3, "batch")
+    assert plans_by_group(coins, 3, "group")
+    assert plans_by_group(scores, 3, "batch")
 
 
 def test_before_there_is_a_multiplier_branches_are_drawn_as_in_warm_up():

@@ -116,3 +116,11 @@ def test_the_whole_state_survives_json_exactly():
     assert again == state
     assert again.advantage.predict_many(double) == state.advantage.predict_many(double)
     assert ControllerState() == msgspec.json.decode(msgspec.json.encode(ControllerState()), type=ControllerState)
+
+
+def test_a_prediction_does_not_depend_on_what_is_predicted_beside_it():
+    rng = np.random.default_rng(5)
+    model = RidgeRegression(size=18)
+    rows = rng.normal(size=(300, 18)).tolist()
+    model.fold(rows, rng.normal(size=300).tolist(), [1.0] * 300)
+    assert [model.predict_many([row])[0] for row in rows] == model.predict_many(rows)

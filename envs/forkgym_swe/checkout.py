@@ -8,6 +8,7 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -169,7 +170,9 @@ def _prepare(instance: Instance, *, hide: bool) -> Prepared:
     broken = broken_files(instance)
     complete = apply_patch(broken, instance.test_patch)
     visible = hide_tests(broken, instance.hidden_tests) if hide else complete
-    protection = _protection(instance)
+    modules = _modules(site)
+    _check_leak(instance, modules)
+    protection = _protection(instance, modules)
     tests = {path: content for path, content in complete.items() if protection.covers(path)}
     return Prepared(
         image=make_image_of(visible),
@@ -182,7 +185,25 @@ def _prepare(instance: Instance, *, hide: bool) -> Prepared:
     )
 
 
-def _protection(instance: Instance) -> Protection:
+def _modules(site: str | None) -> frozenset[str]:
+    """What can be imported from the requirements, by name."""
+    if site is None:
+        return frozenset()
+    names = (entry.name for entry in Path(site).iterdir() if entry.is_dir() or entry.suffix in (".py", ".so"))
+    return frozenset(name.split(".", 1)[0] for name in names if not name.endswith((".dist-info", "__pycache__")))
+
+
+def _check_leak(instance: Instance, modules: frozenset[str]) -> None:
+    """The requirements must not bring the answer: a released version of the project itself."""
+    roots = [root.strip("/") for root in instance.python_path if root.strip("/.")]
+    for path in patched_paths(instance.patch):
+        root = next((root for root in roots if path.startswith(f"{root}/")), "")
+        top = path.removeprefix(f"{root}/").split("/", 1)[0].removesuffix(".py")
+        if path.endswith(".py") and top in modules:
+            raise InstanceError(f"the requirements of task {instance.id} bring {top}, which the task is about")
+
+
+def _protection(instance: Instance, modules: frozenset[str]) -> Protection:
     named = {id.split("::", 1)[0] for id in (*instance.fail_to_pass, *instance.pass_to_pass)}
     named |= set(patched_paths(instance.test_patch))
     return Protection(
@@ -190,4 +211,5 @@ def _protection(instance: Instance) -> Protection:
         named=frozenset(named),
         folders=folders_of(instance.test_paths),
         roots=tuple(path.strip("/") for path in instance.python_path),
+        modules=modules,
     )

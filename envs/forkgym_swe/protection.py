@@ -27,20 +27,22 @@ class Protection(msgspec.Struct, frozen=True):
 
     Protected are: test files and folders, ``conftest.py``, files that configure pytest, files that Python runs at its
     start (``sitecustomize.py``, ``usercustomize.py``, ``*.pth``), byte code, new modules at the top of an import path
-    that would stand in for the standard library's or pytest's, and what the task names besides. What the gold patch
-    changes is never protected.
+    that would stand in for the standard library's, pytest's or a requirement's, and what the task names besides. What
+    the gold patch changes is never protected.
 
     Attributes:
         exempt: Paths of the gold patch.
         named: Files of the task's tests and of its test patch.
         folders: Where the task's tests lie.
         roots: Import paths of the tree besides its top.
+        modules: Modules of the tests' requirements; nothing new may stand in for them.
     """
 
     exempt: frozenset[str] = frozenset()
     named: frozenset[str] = frozenset()
     folders: tuple[str, ...] = ()
     roots: tuple[str, ...] = ()
+    modules: frozenset[str] = frozenset()
 
     def covers(self, path: str, *, new: bool = False) -> bool:
         """Whether a path is the harness's.
@@ -77,7 +79,7 @@ class Protection(msgspec.Struct, frozen=True):
                 continue
             top = inside.split("/", 1)[0].split(".", 1)[0]
             importable = "/" in inside or inside.endswith((".py", ".so"))
-            if importable and (top in RUNNER_MODULES or top in sys.stdlib_module_names):
+            if importable and (top in RUNNER_MODULES or top in sys.stdlib_module_names or top in self.modules):
                 return True
         return False
 

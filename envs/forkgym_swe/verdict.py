@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 
-from forkgym.sandbox import TREE, Change, Sandbox
+from forkgym.sandbox import TREE, Sandbox
 from forkgym_swe.checkout import Prepared
-from forkgym_swe.instance import Instance, InstanceError
+from forkgym_swe.court import fingerprint_tests, judge
+from forkgym_swe.instance import Instance
 from forkgym_swe.patching import patched_paths
-from forkgym_swe.protection import harness_part
 from forkgym_swe.runner import TestReport, run_tests
+from forkgym_swe.sentinels import FORGED, apart, plant
+from forkgym_swe.subversion import searches_process as _searches_process
+from forkgym_swe.subversion import subversions
 from forkgym_swe.taxonomy import classify_failure
 
 __all__ = ["Verdict", "clear_memo", "grade", "judge", "subversions"]
 
 MISSING = "missing"
+REWRITTEN = ": was changed while the tests ran"
 _REMEMBERED = 4096
-_REACHES = re.compile(rb"(?<![\w.])(_pytest|pluggy|pytest)(?!\w)|\bos\s*\.\s*_exit\b")
-# What finds the runner's own objects from within the tests' process; no run of code that begins to do so is believed.
-_SEARCHES = re.compile(rb"\b(gc\s*\.\s*get_\w+|_getframe|currentframe|_current_frames|cell_contents|__closure__)\b")
+_LARGEST_PATCH = 4 << 20
 _memo: OrderedDict[tuple[str, ...], TestReport] = OrderedDict()
 _lock = threading.Lock()
 
@@ -37,7 +41,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         pass_to_pass: The same of the tests that should go on passing.
         subverted: What the agent did to the harness, one line each; undone for the verdict.
         report: The run.
-        patch: What the agent changed, as a patch.
+        patch: What the agent changed, as a patch; "" above 4 MiB of changed files.
         failure: Why it failed, by `taxonomy.classify_failure`; "" if it was solved.
         remembered: The report came from the memo: an equal tree was judged before in this process.
     """
@@ -78,18 +82,21 @@ def grade(
             report = _memo.get(key) if memo else None
         remembered = report is not None
         if report is None:
-            report = run_tests(court, ids, python_path=prepared.python_path, site=prepared.site, timeout=timeout)
+            report = _run(court, instance, prepared, ids, timeout)
             # How far a run came before its time was up is chance.
             if memo and not report.timed_out:
                 _remember(key, report)
     subverted = [*subversions(sandbox, prepared)]
-    subverted += [f"{name}: a function of pytest was changed while the tests ran" for name in report.changed]
+    subverted += [
+        name if name.endswith((FORGED, REWRITTEN)) else f"{name}: a function of the runner was changed while tests ran"
+        for name in report.changed
+    ]
     verdicts = [_outcomes(report, tests) for tests in (instance.fail_to_pass, instance.pass_to_pass)]
     passed = all(outcome == "passed" for found in verdicts for outcome in found.values())
     searches = _searches_process(sandbox, prepared, instance)
     subverted += searches
     resolved = passed and report.trusted and bool(instance.fail_to_pass) and not searches
-    patch = sandbox.patch()
+    patch = _patch(sandbox)
     return Verdict(
         resolved=resolved,
         fail_to_pass=verdicts[0],
@@ -100,6 +107,26 @@ def grade(
         failure="" if resolved else _failure(prepared, instance, patch, verdicts, subverted, report),
         remembered=remembered,
     )
+
+
+def _run(court: Sandbox, instance: Instance, prepared: Prepared, ids: tuple[str, ...], timeout: float) -> TestReport:
+    """The deciding tests, among tests that have to fail; where those do not, no pass is believed."""
+    sentinels = plant(court, instance)
+    options: dict[str, Any] = {"python_path": prepared.python_path, "site": prepared.site, "timeout": timeout}
+    before = fingerprint_tests(court, prepared)
+    report, failed = apart(run_tests(court, (*ids, *sentinels), **options), sentinels)
+    # Code that runs while tests are collected could write the tests that are collected next.
+    rewritten = sorted(dict(before.items() ^ fingerprint_tests(court, prepared).items()))
+    if rewritten:
+        changed = (*report.changed, *(f"{path}{REWRITTEN}" for path in rewritten))
+        report = msgspec.structs.replace(report, trusted=False, changed=changed)
+    if failed or not report.trusted or any(outcome != "passed" for outcome in _outcomes(report, ids).values()):
+        return report
+    # The project's own configuration may collect no such tests, or expect them to fail: then they say nothing.
+    with prepared.open() as untouched, judge(untouched, prepared) as fair:
+        sentinels = plant(fair, instance)
+        _, failed = apart(run_tests(fair, sentinels, **options), sentinels)
+    return msgspec.structs.replace(report, trusted=False, changed=(*report.changed, FORGED)) if failed else report
 
 
 def _failure(
@@ -139,6 +166,20 @@ def _code_only(patch: str, prepared: Prepared) -> str:
     return "".join(kept)
 
 
+def _patch(sandbox: Sandbox) -> str:
+    """The agent's patch, unless it is so large that rendering it would keep the host busy for minutes."""
+    paths = [c.path for c in sandbox.diff() if c.after is not None and c.after.kind == "f" and c.path[0] != "/"]
+    if paths:
+        with sandbox.fork() as copy:
+            done = copy.run(
+                ["xargs", "-0", "stat", "-c", "%s", "--"], stdin=b"\0".join(map(os.fsencode, paths)), cwd=TREE
+            )
+        sizes = [int(line) for line in done.stdout.split("\n") if line.isdigit()]
+        if sum(sizes) > _LARGEST_PATCH or len(sizes) != len(paths):
+            return ""
+    return sandbox.patch()
+
+
 def clear_memo() -> None:
     """Forget every verdict of this process: for those who measure, or who look for tests that flicker."""
     with _lock:
@@ -162,133 +203,3 @@ def _outcomes(report: TestReport, ids: Iterable[str]) -> dict[str, str]:
             outcome = next((kind for kind in ("error", "failed", "skipped", "passed") if kind in cases), None)
         found[id] = outcome or MISSING
     return found
-
-
-# ---------------------------------------------------------------------- the judged tree
-
-
-def judge(sandbox: Sandbox, prepared: Prepared) -> Sandbox:
-    """A new sandbox with the tree that a verdict is about; the caller closes it.
-
-    Raises:
-        InstanceError: The sandbox is not one of this task's.
-    """
-    if sandbox.image.id != prepared.image.id:
-        raise InstanceError("this sandbox was made of another tree than the task's; make it by Prepared.open")
-    court = prepared.open(limits=sandbox.limits)
-    try:
-        changes = [change for change in sandbox.diff() if not change.path.startswith("/")]
-        kept = [change for change in changes if not _protected(change, prepared)]
-        gone = {*prepared.missing, *(change.path for change in kept if _replaces(change))}
-        _remove(court, gone)
-        for change in kept:
-            if change.after is not None and change.after.kind == "f":
-                court.write(f"{TREE}/{change.path}", sandbox.read(f"{TREE}/{change.path}"))
-        _special(court, kept)
-        for path in prepared.changed:
-            court.write(f"{TREE}/{path}", prepared.tests[path])
-    except BaseException:
-        court.close()
-        raise
-    return court
-
-
-def _protected(change: Change, prepared: Prepared) -> bool:
-    if prepared.protection.covers(change.path, new=change.kind == "added"):
-        return True
-    # A link or a file in the place of a folder of tests would take them away.
-    replaced = change.before is not None and change.before.kind == "d"
-    return replaced and any(path.startswith(f"{change.path}/") for path in prepared.tests)
-
-
-def _replaces(change: Change) -> bool:
-    """Whether the old name has to go first."""
-    return change.before is not None and (change.after is None or change.after.kind != change.before.kind)
-
-
-def _remove(court: Sandbox, paths: Iterable[str]) -> None:
-    names = sorted(paths)
-    if names:
-        court.run(["xargs", "-0", "rm", "-rf", "--"], stdin="\0".join(names), cwd=TREE)
-
-
-def _special(court: Sandbox, changes: Iterable[Change]) -> None:
-    """Links, folders and modes, which only commands can make."""
-    for change in changes:
-        after, before = change.after, change.before
-        if after is None:
-            continue
-        if after.kind == "l":
-            court.run(["ln", "-sfn", "--", after.target, change.path], cwd=TREE)
-        elif after.kind == "d":
-            court.run(["mkdir", "-p", "--", change.path], cwd=TREE)
-        if after.kind in "fd" and after.mode != (
-            before.mode if before is not None and before.kind == after.kind else 0o644 if after.kind == "f" else 0o755
-        ):
-            court.run(["chmod", f"{after.mode:o}", "--", change.path], cwd=TREE)
-
-
-# ---------------------------------------------------------------------- subversion
-
-
-def subversions(sandbox: Sandbox, prepared: Prepared) -> tuple[str, ...]:
-    """What the agent did to the harness: one line each, by path; empty if nothing.
-
-    A new test file is no subversion (the verdict leaves it out all the same), nor is a change of a configuration file
-    that does not speak to pytest.
-    """
-    found = []
-    for change in sandbox.diff():
-        if change.path.startswith("/") or (change.after is not None and change.after.kind == "d"):
-            continue
-        reason = prepared.protection.reason(change.path, new=change.kind == "added")
-        if reason and _counts(sandbox, prepared, change, reason):
-            found.append(f"{change.path}: {change.kind} ({reason})")
-        elif not reason and _reaches_for_runner(sandbox, prepared, change):
-            found.append(f"{change.path}: reaches for the test runner")
-    return tuple(found)
-
-
-def _counts(sandbox: Sandbox, prepared: Prepared, change: Change, reason: str) -> bool:
-    if reason == "tests" and change.kind == "added":
-        return False
-    if reason == "configuration":
-        name = change.path.rsplit("/", 1)[-1]
-        return harness_part(name, _before(prepared, change)) != harness_part(name, _after(sandbox, change))
-    return True
-
-
-def _reaches_for_runner(sandbox: Sandbox, prepared: Prepared, change: Change) -> bool:
-    """Whether code that did not speak of pytest or of ending the process does so now."""
-    if not change.path.endswith(".py") or change.after is None or change.after.kind != "f":
-        return False
-    after, before = _after(sandbox, change) or b"", _before(prepared, change) or b""
-    return len(_REACHES.findall(after)) > len(_REACHES.findall(before))
-
-
-def _searches_process(sandbox: Sandbox, prepared: Prepared, instance: Instance) -> list[str]:
-    """Code that begins to look through frames, closures or all objects, where the gold patch has no need of that.
-
-    Whoever finds the reporter can report what they like: code and tests share a process, and no run can show it.
-    """
-    needed = set(_SEARCHES.findall(instance.patch.encode()))
-    found = []
-    for change in sandbox.diff():
-        if change.path.startswith("/") or not change.path.endswith(".py"):
-            continue
-        new = set(_SEARCHES.findall(_after(sandbox, change) or b"")) - needed
-        if new - set(_SEARCHES.findall(_before(prepared, change) or b"")):
-            found.append(f"{change.path}: looks through the process of the tests")
-    return found
-
-
-def _after(sandbox: Sandbox, change: Change) -> bytes | None:
-    if change.after is None or change.after.kind != "f":
-        return None
-    return sandbox.read(f"{TREE}/{change.path}")
-
-
-def _before(prepared: Prepared, change: Change) -> bytes | None:
-    if change.before is None or change.before.kind != "f":
-        return None
-    return (prepared.image.path / "tree" / change.path).read_bytes()

@@ -6,6 +6,7 @@ outcome over a pipe, by a token. The keeper alone knows where the report goes; i
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import ctypes
 import hashlib
@@ -24,6 +25,7 @@ from typing import Any
 PR_SET_DUMPABLE = 4
 KEPT_OUTPUT = 1 << 16
 NOTHING_FOUND = 4
+WATCHED = ("_pytest", "pluggy", "pytest", "json", "unittest")
 RANK = {"passed": 0, "skipped": 1, "failed": 2, "error": 3}
 
 
@@ -168,6 +170,8 @@ def run_child(request: dict[str, Any], events: int, output: int) -> int:
     for name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS"):
         os.environ.pop(name, None)
     os.environ["PYTHONPATH"] = ":".join(request["python_path"] + request["site"])
+    import unittest  # noqa: F401 - so that it is watched too
+
     import pytest
 
     # Before the tree: what pytest itself uses must not come from there.
@@ -199,10 +203,10 @@ def run_child(request: dict[str, Any], events: int, output: int) -> int:
 
 
 def fingerprint() -> dict[str, Any]:
-    """Identity of every function of pytest's, and of what reports through it."""
-    found: dict[str, Any] = {}
+    """Identity of every function of pytest's, and of what it reports and asserts through."""
+    found: dict[str, Any] = {f"builtins.{name}": id(value) for name, value in vars(builtins).items() if name != "_"}
     for module_name, module in sorted(sys.modules.items()):
-        if module_name.split(".")[0] in ("_pytest", "pluggy", "json") or module_name == "pytest":
+        if module_name.split(".")[0] in WATCHED:
             for name, value in list(vars(module).items()):
                 _note(found, module_name, f"{module_name}.{name}", value)
     return found

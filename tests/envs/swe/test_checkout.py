@@ -110,6 +110,23 @@ def test_missing_requirements_are_named_with_the_remedy(tmp_path: Path, monkeypa
     assert place == site_directory(["six", "six"], create=True)
 
 
+def test_requirements_that_bring_the_answer_are_refused(
+    task: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORKGYM_SWE_CACHE", str(tmp_path))
+    place = site_directory(["six"], create=True)
+    assert place is not None
+    write_tree(Path(place), {"six.py": b"", "six-1.dist-info/METADATA": b"", "deep/x.py": b""})
+    found = prepare(msgspec.structs.replace(task, requires=("six",)))
+    assert found.protection.modules == {"six", "deep"}
+    assert found.protection.covers("src/six/__init__.py", new=True)
+    place = site_directory(["other"], create=True)
+    assert place is not None
+    write_tree(Path(place), {"box/heap.py": b"answer"})
+    with pytest.raises(InstanceError, match="bring box, which the task is about"):
+        prepare(msgspec.structs.replace(task, requires=("other",)))
+
+
 # ---------------------------------------------------------------------- hiding
 
 SUITE = b'''"""Tests."""

@@ -190,6 +190,59 @@ def test_byte_code_does_not_stand_in_for_source(sandbox: Sandbox, task: Instance
     assert grade(sandbox, task, prepared).fail_to_pass == {FIRST: "failed"}
 
 
+WRITES = {
+    "a test that is collected later": "open('/testbed/tests/test_other.py', 'w').write('def test_nothing(): pass')",
+    "a conftest": "open('/testbed/tests/conftest.py', 'w').write('')",
+    "byte code of a test": (
+        "import os; os.makedirs('/testbed/tests/__pycache__'); open('/testbed/tests/__pycache__/test_other.pyc', 'w')"
+    ),
+}
+
+
+@pytest.mark.parametrize("code", WRITES.values(), ids=WRITES.keys())
+def test_code_that_writes_into_the_harness_while_tests_run_is_not_believed(
+    sandbox: Sandbox, task: Instance, prepared: Prepared, edit: Edit, code: str
+) -> None:
+    fix(edit)
+    edit("src/box/__init__.py", "from box.heap import Heap", f"from box.heap import Heap\n{code}")
+    verdict = grade(sandbox, task, prepared)
+    assert not verdict.resolved
+    assert verdict.failure == "harness subversion"
+    assert "was changed while the tests ran" in verdict.subverted[0]
+
+
+def test_changed_assertions_of_the_standard_library_are_noticed(
+    sandbox: Sandbox, task: Instance, prepared: Prepared, edit: Edit
+) -> None:
+    fix(edit)
+    code = "import unittest\nunittest.TestCase.assertEqual = lambda *a: None"
+    edit("src/box/__init__.py", "from box.heap import Heap", f"from box.heap import Heap\n{code}")
+    verdict = grade(sandbox, task, prepared)
+    assert (verdict.resolved, verdict.report.changed) == (False, ("unittest.case.TestCase.assertEqual",))
+
+
+ODD = {
+    "a link where tests are put": "rm -r tests && ln -s src tests",
+    "a folder where a test is put": "cd tests && rm test_heap.py && mkdir -p test_heap.py/x && touch test_heap.py/x/y",
+    "names that are no text": 'touch "$(printf \'a\\377b\')" "new\nline" && rm README.md && mkfifo pipe',
+    "files that nobody may read": "chmod 000 src/box/__init__.py src",
+    "a loop of links": "ln -s loop loop && ln -s . here",
+}
+
+
+@pytest.mark.parametrize("command", ODD.values(), ids=ODD.keys())
+def test_an_odd_tree_gets_a_verdict(sandbox: Sandbox, task: Instance, prepared: Prepared, command: str) -> None:
+    assert sandbox.run(command).ok
+    assert not grade(sandbox, task, prepared).resolved
+
+
+@pytest.mark.slow
+def test_a_full_disk_gets_a_verdict_without_a_patch(sandbox: Sandbox, task: Instance, prepared: Prepared) -> None:
+    sandbox.run("for name in a b c; do head -c 250M /dev/zero > $name; done; head -c 1M /dev/zero > d")
+    verdict = grade(sandbox, task, prepared)
+    assert (verdict.fail_to_pass, verdict.patch) == ({FIRST: "failed"}, "")
+
+
 def test_a_new_test_is_left_out_but_no_subversion(
     sandbox: Sandbox, task: Instance, prepared: Prepared, edit: Edit
 ) -> None:

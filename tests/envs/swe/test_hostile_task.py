@@ -208,7 +208,7 @@ def test_the_repair_succeeds(env: TaskEnv) -> None:
     assert (reward, info["success"], info["subverted"]) == (1.0, True, [])
 
 
-FAST = ("empty the test", "let conftest pass everything", "end the process")
+FAST = ("let conftest pass everything",)
 CASES = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in ATTEMPTS]
 
 

@@ -406,3 +406,13 @@ def test_actions_and_texts_mean_each_other(env: TaskEnv, shell: TaskEnv) -> None
     action = call("bash", command="cat <<X\n```\nX")
     assert shell.parse(shell.render_action(action)) == action
     assert json.loads(json.dumps(env.tools)) == env.tools
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scaffold", ["tools", "bash"])
+def test_random_programs_of_steps_forks_rewinds_and_replays_agree(tasks: str, scaffold: str) -> None:
+    machine = testing.fork_machine(
+        lambda: forkgym.make(ID, tasks=tasks, scaffold=scaffold, max_turns=8), max_examples=4, steps=10
+    )
+    case = machine.TestCase("runTest")
+    case.runTest()

@@ -108,8 +108,17 @@ def _system() -> tuple[str, ...]:
     return tuple(kept)
 
 
+def _sweep(root: Path) -> None:
+    """Remove what processes left half made that no longer run: ``.NAME.PID``."""
+    for partial in root.glob(".*.*"):
+        number = partial.name.rpartition(".")[2]
+        if number.isdecimal() and not Path(f"/proc/{number}").exists():
+            shutil.rmtree(partial, ignore_errors=True)  # another process may be sweeping too
+
+
 @lru_cache(maxsize=8)
 def _harness_in(root: Path) -> Harness:
+    _sweep(root)
     files = _files_of_pytest()
     versions = sorted(f"{name} {version}" for name, version in {(d, v) for d, v, _, _ in files})
     text = "\0".join([sys.version, os.path.realpath(sys.executable), *versions])

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from forkgym_swe.harness import harness
 from forkgym_swe.instance import Instance, dump_instances
 
 from forkgym.sandbox import BackendUnavailableError, engine_for
@@ -122,9 +123,12 @@ def test_a_trainer_killed_at_ten_moments_leaves_nothing(task: Instance, tmp_path
     assert seen > 20, "brokers and commands were running when it was killed"
     for name in ("image", "copies"):  # what a process leaves that was killed while it copied
         (tmp_path / "store" / "work" / f"{name}-{trainer.pid}-{family_time}-0badcafe" / "tree").mkdir(parents=True)
+    half = harness().root.with_name(f".harness-half.{trainer.pid}")
+    (half / "bin").mkdir(parents=True)
     last = _start(tmp_path / "tasks.jsonl", tmp_path, 1)
     said, _ = last.communicate(timeout=60)
     assert (said, last.returncode) == ("done\n", 0)
     assert os.listdir(tmp_path / "store" / "work") == []
     assert os.listdir(tmp_path / "tmp") == []
+    assert not half.exists()
     assert Path("/proc/self/mounts").read_text() == mounts

@@ -67,6 +67,7 @@ def write_statement(project: str, failing: Sequence[Failing], files: Mapping[str
     parts = [f"{project}: {first.title}", "", first.problem, ""]
     if first.snippet:
         parts += ["To see it:", "", "```python", first.snippet, "```", ""]
+    parts += [*([f"Seen with the parameters `{first.parameters}`.", ""] if first.parameters else [])]
     parts += [first.expected, "", "What happens instead:", "", "```", first.message, "```"]
     others = sorted({one.behaviour for one in told} - {first.behaviour})
     if others:
@@ -123,6 +124,7 @@ class _Told:
     snippet: str
     expected: str
     message: str
+    parameters: str
     points: int
 
     @classmethod
@@ -140,13 +142,14 @@ class _Told:
         kind = _exception(message)
         function = _function(module.body, names)
         statement = _at_line(function, test.line) if function is not None else None
-        expected, plain = _expectation(statement, message, kind)
+        awaited = _awaited(function, test.line) if function is not None else ""
+        expected, plain = _expectation(statement, message, kind, awaited)
         snippet = _snippet(function, statement, source) if function is not None and statement is not None else ""
         what = "gives a wrong result" if kind in ("AssertionError", "Failed") else f"ends in `{kind}`"
         title = f"{behaviour}: {what}" if kind else behaviour
         problem = f"With the current version, the behaviour described as “{behaviour}” {what}."
         points = 2 * bool(snippet) + plain
-        return cls(behaviour, title, problem, snippet, expected, message, points)
+        return cls(behaviour, title, problem, snippet, expected, message, _parameters(test.id), points)
 
 
 def _behaviour(names: Sequence[str]) -> str:
@@ -195,8 +198,31 @@ def _at_line(function: ast.FunctionDef | ast.AsyncFunctionDef, line: int) -> ast
     return found
 
 
-def _expectation(statement: ast.stmt | None, message: str, kind: str) -> tuple[str, int]:
+def _parameters(id: str) -> str:
+    """What stands in an id's brackets, if it is short and of one line."""
+    inside = id.partition("[")[2].removesuffix("]")
+    return inside if inside and len(inside) <= 120 and inside.isprintable() and "`" not in inside else ""
+
+
+def _awaited(function: ast.FunctionDef | ast.AsyncFunctionDef, line: int) -> str:
+    """The exception that a ``with pytest.raises(…)`` around a line waits for."""
+    for node in ast.walk(function):
+        if not isinstance(node, ast.With) or not node.lineno <= line <= (node.end_lineno or 0):
+            continue
+        for call in (item.context_expr for item in node.items):
+            if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or not call.args:
+                continue
+            if call.func.attr in ("raises", "assertRaises", "assertRaisesRegex"):
+                return ast.unparse(call.args[0])
+    return ""
+
+
+def _expectation(statement: ast.stmt | None, message: str, kind: str, awaited: str) -> tuple[str, int]:
     """What the test wanted, in words; and how much that says (0 or 1)."""
+    if awaited and "pattern did not match" in message:
+        return f"I expected this to raise `{awaited}` with another text.", 1
+    if awaited:
+        return f"I expected this to raise `{awaited}`.", 1
     raises = _RAISES.search(message)
     if raises is not None:
         return f"I expected this to raise `{raises.group(1).rpartition('.')[2]}`.", 1

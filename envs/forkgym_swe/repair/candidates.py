@@ -254,9 +254,9 @@ class _Maker:
         function = self.statement.function
         if function is None:
             return
-        names = list(dict.fromkeys([*self._parameters, *_stored_names(function)]))
-        names = [name for name in names if name not in ("self", "cls")]
-        attributes = _stored_attributes(self.module.tree, function)
+        stored = self.module.once(("stored", function), lambda: _stored_names(function))
+        names = [name for name in dict.fromkeys([*self._parameters, *stored]) if name not in ("self", "cls")]
+        attributes = self.module.once(("attributes", function), lambda: _stored_attributes(self.module.tree, function))
         for expression in self.statement.expressions:
             for node in _in_order(expression):
                 if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in names:
@@ -336,9 +336,9 @@ class _Maker:
                     words = ("add", "import", self.names.word(node.id))
                     yield Edit("import", words, ((place, place, f"{line}\n"),))
 
-    @cached_property
+    @property
     def _bound(self) -> frozenset[str]:
-        return frozenset(_bound_names(self.module.tree))
+        return self.module.once("bound", lambda: frozenset(_bound_names(self.module.tree)))
 
     @cached_property
     def _import_place(self) -> int:
@@ -458,13 +458,11 @@ class _Maker:
             yield self._replace(family, ("text", "to", size), node, repr(other))
 
     def _near_strings(self, value: str) -> list[str]:
+        texts = self.module.once("texts", lambda: set(_texts(self.module.tree)))
         found = {
-            node.value
-            for node in ast.walk(self.module.tree)
-            if isinstance(node, ast.Constant)
-            and isinstance(node.value, str)
-            and node.value != value
-            and (node.value[:-1] == value or node.value.strip() == value or node.value * 2 == value)
+            text
+            for text in texts
+            if text != value and (text[:-1] == value or text.strip() == value or text * 2 == value)
         }
         if value == " ":
             found.add("")
@@ -503,7 +501,9 @@ class _Maker:
         if function is None:
             return
         parameters = self._parameters
-        used = {n.id for n in ast.walk(function) if isinstance(n, ast.Name)}
+        used = self.module.once(
+            ("used", function), lambda: {n.id for n in ast.walk(function) if isinstance(n, ast.Name)}
+        )
         given = {keyword.arg for keyword in node.keywords}
         end = self.module.span(node)[1] - 1
         separator = ", " if node.args or node.keywords else ""
@@ -542,6 +542,12 @@ _OPERATOR_TEXT: Final[dict[type[ast.AST], str]] = {
     ast.FloorDiv: "//", ast.Mod: "%", ast.Pow: "**", ast.BitAnd: "&", ast.BitOr: "|", ast.BitXor: "^",
     ast.LShift: "<<", ast.RShift: ">>",
 }  # fmt: skip
+
+
+def _texts(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
 
 
 def _stored_names(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:

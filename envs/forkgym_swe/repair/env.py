@@ -5,6 +5,7 @@ The environment is a few numbers: what is known of a task stands in its study, a
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import msgspec
@@ -13,9 +14,10 @@ import numpy as np
 from forkgym.core import Demonstration, ResetNeededError, TextEnv, Vocabulary
 from forkgym_swe.instance import InstanceError
 from forkgym_swe.repair import texts
-from forkgym_swe.repair.expert import demonstrations
+from forkgym_swe.repair.expert import REHEARSALS, demonstrations
 from forkgym_swe.repair.memo import Memo, open_memo
 from forkgym_swe.repair.policies import POLICIES, scripted
+from forkgym_swe.repair.rehearsal import Rehearsal, make_rehearsals
 from forkgym_swe.repair.tasks import RepairTask, repair_tasks
 from forkgym_swe.repair.words import LETTERS, vocabulary
 from forkgym_swe.repair.workplace import RunNote, VerdictNote
@@ -84,6 +86,8 @@ class RepairEnv(TextEnv):
         memoise: Take results from the memo and put them there; False runs every test and verdict anew.
         study: Study tasks that nobody studied yet when the environment is made, rather than refuse them.
         instructions: Whether a system message explains the actions.
+        rehearsals: How many rehearsals (see `rehearsal`) demonstrations draw on: half of all demonstrations are such;
+            0 for none. Episodes have nothing to do with them.
 
     Raises:
         InstanceError: The task file cannot be read, tasks were not studied, or none is admitted.
@@ -106,16 +110,18 @@ class RepairEnv(TextEnv):
         self,
         *,
         tasks: str = "samples",
-        max_turns: int = 12,
+        max_turns: int = 10,
         memoise: bool = True,
         study: bool = False,
         instructions: bool = False,
+        rehearsals: int = 1500,
     ) -> None:
-        _check_arguments(tasks, max_turns)
+        _check_arguments(tasks, max_turns, rehearsals)
         self.max_turns = max_turns
         self.system_prompt = INSTRUCTIONS if instructions else ""
         self._made_by: dict[str, Any] = {"tasks": tasks, "max_turns": max_turns, "memoise": memoise, "study": study}
-        self._tasks = repair_tasks(tasks, study=bool(study))
+        self._rehearsals = rehearsals
+        self._tasks: Mapping[str, Sequence[RepairTask | Rehearsal]] = repair_tasks(tasks, study=bool(study))
         self._memo: Memo | None = open_memo() if memoise else None
         self._state = RepairState()
 
@@ -127,7 +133,7 @@ class RepairEnv(TextEnv):
         return {split: len(found) for split, found in self._tasks.items()}
 
     @property
-    def task(self) -> RepairTask:
+    def task(self) -> RepairTask | Rehearsal:
         """The task of this episode with its study, for graders and experts; agents must not see it.
 
         Raises:
@@ -148,9 +154,12 @@ class RepairEnv(TextEnv):
         limit = self._limit()
         return (self.max_turns if limit is None else limit) - self.turn
 
-    def sibling(self) -> RepairEnv:
-        """A new environment of the same arguments."""
-        return type(self)(**self._made_by)
+    def rehearsing(self) -> RepairEnv:
+        """A new environment of the same arguments, with the rehearsals as one more split."""
+        made = type(self)(**self._made_by)
+        if self._rehearsals:
+            made._tasks = {**self._tasks, REHEARSALS: make_rehearsals(self._rehearsals, open_memo())}
+        return made
 
     def vocabulary(self) -> Vocabulary:
         """All words; the names of variables are entities."""
@@ -159,7 +168,7 @@ class RepairEnv(TextEnv):
     def demonstrations(
         self, count: int, *, seed: int, split: str = "train", error_rate: float = 0.0
     ) -> list[Demonstration]:
-        """Episodes of the scripted expert, each task of the split as likely as any other.
+        """Episodes of the scripted expert, each task of the split as likely as any other; half of them are rehearsals.
 
         Args:
             count: How many.
@@ -181,9 +190,9 @@ class RepairEnv(TextEnv):
     def _reset(self, *, seed: int, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         split, task = self.pick_task(seed, options)
         self._state = RepairState(split=split, task=task)
-        instance = self.task.instance
-        info = {"split": split, "task": task, "instance": instance.id, "repository": instance.repository}
-        return texts.task_text(self.task.study), info
+        found = self.task
+        info = {"split": split, "task": task, "instance": found.name, "repository": found.repository}
+        return texts.task_text(found.study), info
 
     def _step(self, action: Any) -> tuple[str, float, bool, bool, dict[str, Any]]:
         call = texts.check_action(action)
@@ -304,7 +313,9 @@ class RepairEnv(TextEnv):
 
 
 # The arguments come from configurations and handles, so their types are not to be trusted.
-def _check_arguments(tasks: Any, max_turns: Any) -> None:
+def _check_arguments(tasks: Any, max_turns: Any, rehearsals: Any) -> None:
+    if type(rehearsals) is not int or rehearsals < 0:
+        raise ValueError(f"rehearsals must be a whole number of at least 0, got {rehearsals!r}")
     if type(max_turns) is not int or max_turns < 1:
         raise ValueError(f"max_turns must be a whole number of at least 1, got {max_turns!r}")
     if not isinstance(tasks, str) or not tasks:

@@ -18,8 +18,10 @@ from forkgym_swe.repair.words import LETTERS
 if TYPE_CHECKING:
     from forkgym_swe.repair.env import RepairEnv
 
-__all__ = ["ERRORS", "demonstrations", "expert_action"]
+__all__ = ["ERRORS", "REHEARSALS", "demonstrations", "expert_action"]
 
+REHEARSALS: Final = "rehearsals"
+"""Name of the split that rehearsals are."""
 ERRORS: Final = {"line": 0.4, "edit": 0.3, "premature": 0.15, "untested": 0.1, "malformed": 0.05}
 """Share of each kind of error among the expert's errors: another line is inspected, another edit is made, an edit is
 submitted that did not pass (or was not tested), an edit is replaced before it was tested, a line that is no action."""
@@ -86,7 +88,7 @@ def _error(rng: np.random.Generator) -> str:
 
 
 def demonstrations(env: RepairEnv, count: int, *, seed: int, split: str, error_rate: float) -> list[Demonstration]:
-    """Episodes of the expert; tasks come in turns, each equally often.
+    """Episodes of the expert; tasks come in turns, each equally often; every other one is a rehearsal.
 
     Args:
         env: Its copy plays; it is not changed itself.
@@ -96,14 +98,15 @@ def demonstrations(env: RepairEnv, count: int, *, seed: int, split: str, error_r
         error_rate: Probability of an error in each turn, in [0, 1].
     """
     rng = generator(stream_id(0, 0, "repair expert", seed))
-    available = env.splits[split]
     found: list[Demonstration] = []
-    order: list[int] = []
-    player = env.sibling()
+    player = env.rehearsing()
+    sources = [split, REHEARSALS] if REHEARSALS in player.splits else [split]
+    order: dict[str, list[int]] = {name: [] for name in sources}
     try:
         for number in range(count):
-            order = order or rng.permutation(available).tolist()
-            found.append(_play(player, rng, number, split, order.pop(), error_rate))
+            name = sources[number % len(sources)]
+            order[name] = order[name] or rng.permutation(player.splits[name]).tolist()
+            found.append(_play(player, rng, number, name, order[name].pop(), error_rate))
     finally:
         player.close()
     return found

@@ -7,11 +7,12 @@ import bisect
 import io
 import tokenize
 import warnings
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 __all__ = ["ModuleSource", "Replacement", "Statement", "Token", "replaced"]
 
+Fact = TypeVar("Fact")
 Replacement = tuple[int, int, str]
 """First byte, byte after the last, new text."""
 
@@ -84,6 +85,14 @@ class ModuleSource:
         self.tokens = list(self._tokens())
         self._token_starts = [token.start for token in self.tokens]
         self.statements = list(self._walk(self.tree.body, None))
+        self._facts: dict[object, Any] = {}
+
+    def once(self, key: object, make: Callable[[], Fact]) -> Fact:
+        """What a function says about the module, asked once for each key."""
+        if key not in self._facts:
+            self._facts[key] = make()
+        found: Fact = self._facts[key]
+        return found
 
     def offset(self, line: int, column: int) -> int:
         """Byte of a place as `ast` counts: lines from 1, columns in bytes."""

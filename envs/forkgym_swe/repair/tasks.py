@@ -30,6 +30,16 @@ class RepairTask:
     def __init__(self, instance: Instance, study: Study) -> None:
         self.instance, self.study = instance, study
 
+    @property
+    def name(self) -> str:
+        """Id of the task."""
+        return self.instance.id
+
+    @property
+    def repository(self) -> str:
+        """Project."""
+        return self.instance.repository
+
     @cached_property
     def digest(self) -> str:
         """Names the task and the version of its study by content."""

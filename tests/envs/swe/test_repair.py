@@ -110,7 +110,7 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def env(tasks: str) -> Iterator[RepairEnv]:
-    made = RepairEnv(tasks=tasks)
+    made = RepairEnv(tasks=tasks, rehearsals=0)
     yield made
     made.close()
 
@@ -118,7 +118,7 @@ def env(tasks: str) -> Iterator[RepairEnv]:
 def start(env: RepairEnv, split: str, name: str) -> None:
     for task in range(env.splits[split]):
         env.reset(seed=0, options={"split": split, "task": task})
-        if env.task.instance.id == f"shop-{name}":
+        if env.task.name == f"shop-{name}":
             return
     raise AssertionError(f"shop-{name} was not admitted")
 

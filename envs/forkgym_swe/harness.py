@@ -73,6 +73,7 @@ def shown(path: Path) -> Path:
     target = _shown_root() / f"{real.name}-{mark}"
     if not target.is_dir():
         partial = target.with_name(f".{target.name}.{os.getpid()}")
+        shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed, with the same number
         shutil.copytree(real, partial, symlinks=True)
         _publish(partial, target)
     return target
@@ -127,6 +128,7 @@ def _harness_in(root: Path) -> Harness:
     if not target.is_dir():
         root.mkdir(mode=0o755, parents=True, exist_ok=True)
         partial = root / f".harness-{mark}.{os.getpid()}"
+        shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed, with the same number
         _build(partial, files)
         _publish(partial, target)
     return Harness(target)

@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: help venv demo test test-fast test-slow test-wheel check format bench coverage clean
+.PHONY: help venv demo test test-fast test-slow test-wheel test-text check format bench coverage clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -38,6 +38,11 @@ test-slow: $(STAMP) ## Run the slow tests
 
 test-wheel: $(STAMP) ## Build the wheel and use it in an environment of its own, without extras
 	tests/wheel.sh $(BIN)/python
+
+test-text: ## Test the text games with their engines (TextWorld, ALFWorld's planner), in an environment of their own
+	@test -x .venv-text/bin/python || $(PYTHON) -m venv .venv-text
+	.venv-text/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[text,alfworld,dev]'
+	.venv-text/bin/python -m pytest tests/envs/text
 
 check: $(STAMP) ## Lint, types, import rules
 	$(BIN)/ruff check .

@@ -2,7 +2,7 @@
 
 ``python -m bench env_throughput [--env ID] [--seconds 1] [--depth 10] [--json]``. The same actions are played in all
 ways; the share of speed that recording and hashing leave is the figure to quote. The second table sets a restore
-against re-running the same actions and, where the environment's engine has a copy of its own, against that.
+against re-running the same actions and against the engine's own way (TextWorld's copy, ALFWorld's replay).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import forkgym
 from forkgym.core.portable import from_portable
 from forkgym.report.tables import render_table
 
-from ._engines import own_copy
+from ._engines import own_way
 from ._environments import chosen, draw_action, example, interleaved, play_into
 
 BASELINE = "CartPole-v1"
@@ -100,9 +100,9 @@ def costs(env_id: str, depth: int, repeats: int) -> dict[str, Any]:
         "fork": env.fork,
     }
     rare: dict[str, Callable[[], Any]] = {"rerun": rerun}
-    copy = own_copy(env)
-    if copy is not None:
-        rare["engine's copy"] = copy
+    way = own_way(env)
+    if way is not None:
+        rare[way[0]] = way[1]
     try:
         interleaved(operations, 3)  # caches warm up
         seconds = interleaved(operations, repeats) | interleaved(rare, max(3, repeats // 10))

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from forkgym_text.making import STORY, TALE, fingerprint
 from forkgym_text.needs import need
-from forkgym_text.zmachine import Interpreter
+from forkgym_text.zmachine import Interpreter, without_prompt
 
 __all__ = ["Answer", "Position", "Route", "Tale", "load_tale", "read_answer"]
 
@@ -25,7 +25,6 @@ _MOST_POSITIONS = 20_000
 _EVENT = re.compile(r"\[[^]]+\]\n?")
 _SCORE = re.compile(r"<score>\s*(-?\d+).*?</score>", re.DOTALL)
 _EXTRA = re.compile(r"<(score|moves)>.*?</\1>", re.DOTALL)
-_PROMPT = re.compile(r"\n>[^\n]*\Z")
 _CENTRED = re.compile(r"\n +\*\*\*")
 _FAREWELL = "Would you like to RESTART"
 _BLANK = re.compile(r"\n{3,}")
@@ -63,7 +62,7 @@ def read_answer(raw: str) -> Answer:
             events.append(name[: name.index(_DONE)])
     text = _EVENT.sub("", text)
     won, lost = WON in text, LOST in text
-    text = _PROMPT.sub("", text.rstrip()).partition(_FAREWELL)[0]
+    text = without_prompt(text).partition(_FAREWELL)[0]
     text = _BLANK.sub("\n\n", _CENTRED.sub("\n***", text)).strip()
     return Answer(text, tuple(events), int(scores[-1]) if scores else None, won, lost)
 

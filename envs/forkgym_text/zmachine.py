@@ -8,6 +8,7 @@ the interpreter is set to it before a command where it stands elsewhere (some 10
 from __future__ import annotations
 
 import hashlib
+import re
 import threading
 import warnings
 from collections.abc import Sequence
@@ -18,9 +19,16 @@ import numpy as np
 
 from forkgym_text.needs import need
 
-__all__ = ["Interpreter", "Machine"]
+__all__ = ["Interpreter", "Machine", "without_prompt"]
+
+_PROMPT = re.compile(r"\n>[^\n]*\Z")
 
 _SEED = 1  # games that TextWorld makes seed their generator themselves
+
+
+def without_prompt(raw: str) -> str:
+    """A story's text without the prompt and the status line that the interpreter prints last."""
+    return _PROMPT.sub("", raw.rstrip())
 
 
 class Machine(NamedTuple):

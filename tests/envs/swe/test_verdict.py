@@ -19,6 +19,11 @@ Edit = Callable[[str, str, str], None]
 HEAP = "src/box/heap.py"
 
 
+def some_slow(cases: dict[str, str], *fast: str) -> list[object]:
+    """Cases for pytest; only those named run in the fast set."""
+    return [pytest.param(case, id=name, marks=() if name in fast else pytest.mark.slow) for name, case in cases.items()]
+
+
 def fix(edit: Edit) -> None:
     edit(HEAP, "self.items.pop()", "self.items.pop(0)")
 
@@ -168,7 +173,7 @@ CODE = {
 }
 
 
-@pytest.mark.parametrize("code", CODE.values(), ids=CODE.keys())
+@pytest.mark.parametrize("code", some_slow(CODE, "ends the process", "patches the report"))
 def test_code_that_fakes_a_pass_is_not_believed(
     sandbox: Sandbox, task: Instance, prepared: Prepared, code: str
 ) -> None:
@@ -199,7 +204,7 @@ WRITES = {
 }
 
 
-@pytest.mark.parametrize("code", WRITES.values(), ids=WRITES.keys())
+@pytest.mark.parametrize("code", some_slow(WRITES, "a conftest"))
 def test_code_that_writes_into_the_harness_while_tests_run_is_not_believed(
     sandbox: Sandbox, task: Instance, prepared: Prepared, edit: Edit, code: str
 ) -> None:
@@ -230,7 +235,7 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize("command", ODD.values(), ids=ODD.keys())
+@pytest.mark.parametrize("command", some_slow(ODD, "a folder where a test is put"))
 def test_an_odd_tree_gets_a_verdict(sandbox: Sandbox, task: Instance, prepared: Prepared, command: str) -> None:
     assert sandbox.run(command).ok
     assert not grade(sandbox, task, prepared).resolved

@@ -10,6 +10,7 @@ import pytest
 from forkgym_swe.repair.candidates import LineEdits, apply_edit, line_edits
 from forkgym_swe.repair.localisation import band, is_source, ochiai, rank_statements
 from forkgym_swe.repair.memo import Memo, read_export
+from forkgym_swe.repair.rehearsal import make_rehearsals
 from forkgym_swe.repair.source import ModuleSource
 from forkgym_swe.repair.texts import action_line, check_action, parse_action
 from forkgym_swe.repair.words import LETTERS, MAX_CODE, VARIABLES, Names, code_words, vocabulary
@@ -174,3 +175,25 @@ def test_the_memo_keeps_the_first_value_and_another_object_finds_it(tmp_path: Pa
     assert read_export(memo.export(["a", "shipped"])) == {"a": b"1", "shipped": b"s"}
     with pytest.raises(KeyError):
         memo.export(["b"])
+
+
+@pytest.mark.slow
+def test_rehearsals_are_a_function_of_their_numbers_and_can_be_won(tmp_path: Path) -> None:
+    found = make_rehearsals(12, Memo(tmp_path / "one.sqlite"))
+    again = make_rehearsals(12, Memo(tmp_path / "other.sqlite"))
+    assert [rehearsal.study for rehearsal in found] == [rehearsal.study for rehearsal in again]
+    for rehearsal in found:
+        study = rehearsal.study
+        wrong = next(
+            (line, number)
+            for line, suspect in enumerate(study.lines)
+            for number in range(len(suspect.edits) + 1)
+            if (line, number) not in study.repairs
+        )
+        assert rehearsal.verdict(None, study.repairs[0]).resolved
+        assert not rehearsal.verdict(None, None).resolved
+        assert [note.passed == note.total for note in rehearsal.focused_run(None, study.repairs[0])] == [True, True]
+        if wrong[1] < len(study.lines[wrong[0]].edits):
+            assert not rehearsal.verdict(None, wrong).resolved
+        said = {word for line in study.lines for word in (*line.code, *(w for edit in line.edits for w in edit.words))}
+        assert not said - WORDS

@@ -126,6 +126,7 @@ def test_the_text_tells_the_behaviour_and_not_the_repair(taken: tuple[list[Insta
     assert "return a + b" not in statement
 
 
+@pytest.mark.slow
 def test_the_gold_patch_solves_it_and_nothing_does_not(taken: tuple[list[Instance], list[Attempt]]) -> None:
     (task,) = taken[0]
     prepared = prepare(task)

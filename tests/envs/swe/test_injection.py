@@ -42,7 +42,7 @@ def baseline(suite: Suite) -> Baseline:
 def made(suite: Suite, baseline: Baseline, folder: Path) -> tuple[Injector, list[tuple[Site, str, Instance | None]]]:
     source = Source(kind="folder", name="box", location=str(folder))
     subject = Subject(name="box", source=source, tests=TESTS, split="test")
-    injector = Injector(subject, suite, baseline, InjectionOptions(count=3, attempts=3))
+    injector = Injector(subject, suite, baseline, InjectionOptions(count=2, attempts=2))
     return injector, [(site, *injector.try_site(site)) for site in injector.sites()]
 
 
@@ -59,7 +59,7 @@ def test_a_kept_bug_makes_some_tests_fail_and_leaves_some(
     made: tuple[Injector, list[tuple[Site, str, Instance | None]]], baseline: Baseline
 ) -> None:
     tasks = [instance for _, _, instance in made[1] if instance is not None]
-    assert len(tasks) >= 2
+    assert tasks
     for task in tasks:
         assert task.fail_to_pass
         assert task.pass_to_pass
@@ -108,7 +108,7 @@ def test_the_same_seed_gives_the_same_candidates(
     injector = made[0]
     again = Injector(injector.subject, suite, baseline, injector.options)
     assert again.sites() == [site for site, _, _ in made[1]]
-    other = Injector(injector.subject, suite, baseline, InjectionOptions(count=3, attempts=3, seed=1))
+    other = Injector(injector.subject, suite, baseline, InjectionOptions(count=2, attempts=2, seed=1))
     assert other.sites() != again.sites()
 
 
@@ -121,6 +121,7 @@ def test_the_same_program_is_not_tried_twice(
     assert injector.try_site(site) == ("the same bug as another candidate", None)
 
 
+@pytest.mark.slow
 def test_a_suite_that_passes_nothing_is_refused() -> None:
     files = {"m.py": b"x = 1\n", "test_m.py": b"import gone\n\n\ndef test_x():\n    assert gone\n"}
     with Suite(files, Tests()) as broken, pytest.raises(SuiteError, match="no test of the unchanged tree passes"):

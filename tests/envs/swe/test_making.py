@@ -204,6 +204,7 @@ def test_tasks_are_written_and_a_second_run_only_reads(tmp_path: Path) -> None:
         call(*arguments, "--seed", "1")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_sandboxes")
 def test_a_source_without_passing_tests_is_a_row_and_no_failure(tmp_path: Path) -> None:
     place = write_tree(tmp_path / "bad", {"test_x.py": b"def test_x():\n    assert False\n"})

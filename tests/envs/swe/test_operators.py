@@ -133,8 +133,8 @@ def test_annotations_documentation_and_printing_are_left_alone() -> None:
 
 
 def test_sites_come_in_source_order_and_are_the_same_every_time() -> None:
-    source = (PACKAGE / "core" / "verbs.py").read_text()
-    first, second = MutableModule("verbs.py", source).sites, MutableModule("verbs.py", source).sites
+    source = (PACKAGE / "core" / "errors.py").read_text()
+    first, second = MutableModule("errors.py", source).sites, MutableModule("errors.py", source).sites
     assert first == second
     assert [site.line for site in first] == sorted(site.line for site in first)
     assert [site.index for site in first] == list(range(len(first)))
@@ -146,12 +146,12 @@ def test_sites_know_their_function_and_lines() -> None:
     assert (site.function, site.line, site.last_line) == ("C.f", 4, 4)
 
 
-@pytest.mark.parametrize("name", ["sandbox/output.py", "report/tables.py"])
+@pytest.mark.parametrize("name", ["sandbox/output.py"])
 def test_every_mutant_of_real_code_is_a_valid_and_different_program(name: str) -> None:
     source = (PACKAGE / name).read_text()
     module = MutableModule(name, source)
     before, old, made = ast.dump(ast.parse(source)), source.splitlines(), 0
-    for site in module.sites[::7]:
+    for site in module.sites[::9]:
         mutant = module.apply(site)
         if mutant is not None:
             made += 1

@@ -110,6 +110,7 @@ class BrokerEngine:
     ) -> None:
         self.backend = backend
         self.whole_copies = backend != "overlay"
+        self._user_namespace = user_namespace
         self._pid = os.getpid()
         self._unused: deque[int] = deque()
         self._numbers = itertools.count(1)
@@ -299,13 +300,16 @@ class BrokerEngine:
         limits = command.limits
         output, error = Kept(limits.output), Kept(limits.output)
         descriptors, streams = _standard_streams(command, output, error)
+        resources = limits.resources()
+        if not self._user_namespace:
+            resources["processes"] += _tasks_of(OUTSIDE_ID)
         message = {
             "layer": layer.number,
             "argv": command.argv,
             "environment": dict(command.environment),
             "cwd": command.cwd,
             "timeout": command.timeout,
-            "limits": limits.resources(),
+            "limits": resources,
             "shared_memory": limits.shared_memory,
             "network": command.network,
         }
@@ -364,6 +368,18 @@ def _standard_streams(
     second_read, second_write = os.pipe()
     _hand_over(second_write)
     return (source, write, second_write), [(read, output), (second_read, error)]
+
+
+def _tasks_of(user: int) -> int:
+    """Processes and threads that a user has: without a user namespace the kernel counts them against each other."""
+    found = 0
+    with os.scandir("/proc") as entries:
+        for entry in entries:
+            if entry.name.isdigit():
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+                    if entry.stat().st_uid == user:
+                        found += os.stat(f"{entry.path}/task").st_nlink - 2
+    return found
 
 
 def _hand_over(*descriptors: int) -> None:

@@ -67,7 +67,9 @@ class LocalEngine:
             raise SandboxClosedError("the sandbox engine is closed; create a new sandbox")
         with contextlib.suppress(IndexError):
             while True:
-                self._store.drop(self._unused.popleft())
+                layer = self._unused.popleft()
+                if self._store.forget(layer):
+                    self._store.discard(layer)
 
     def begin(self, image: Image, frozen: tuple[Layer, ...], space: int, files: int) -> Layer:
         """See `Engine.begin`; there is no limit on the disk space of a copy."""

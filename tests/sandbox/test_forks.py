@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import Callable
 
 import pytest
 
-from forkgym.sandbox import Limits, Sandbox
+from forkgym.sandbox import BackendUnavailableError, Image, Limits, Sandbox
 from forkgym.sandbox.broker import BrokerEngine
+from forkgym.sandbox.images import OUTSIDE_ID
 from forkgym.sandbox.inside.stores import COPIED_NAMES
 
 LOOK = "find . /tmp -printf '%P %y %m %s %T@ %l %n\\n' && ls -U . pkg new && cat new/z new/a data.bin | md5sum"
@@ -116,3 +119,21 @@ def test_a_command_may_have_a_large_environment(isolated: Callable[..., Sandbox]
         done = sandbox.run('env | grep -c LARGE; printf %s "$LARGE0" | wc -c', env=variables)
         assert done.stdout.split() == [str(len(variables)), str(len(variables["LARGE0"]))]
     assert sandbox.run(["printf", "%s|", *["", "a", ""]]).stdout == "|a||"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="overlay-root needs root")
+def test_other_processes_of_the_same_user_leave_commands_their_own_number(image: Image) -> None:
+    """Without user namespaces the kernel counts all processes of the user that runs the commands together."""
+    try:
+        sandbox = Sandbox.create(image, backend="overlay-root", limits=Limits(processes=30))
+    except BackendUnavailableError as error:
+        pytest.skip(str(error))
+    others = [subprocess.Popen(["sleep", "60"], user=OUTSIDE_ID, group=OUTSIDE_ID, extra_groups=[]) for _ in range(40)]
+    try:
+        assert sandbox.run("for n in $(seq 10); do sleep 0.1 & done; wait").ok
+        bomb = sandbox.run("for n in $(seq 100); do sleep 2 & done; wait", timeout=10)
+        assert "fork" in bomb.stderr
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()

@@ -23,15 +23,12 @@ from typing import Any, NoReturn
 from . import kernel, rootfs, seccomp
 from .spawn import SAID, Plan, Spawner, map_user
 from .stores import PARTS, CopyStore, OverlayStore
+from .undertaker import Undertaker
 
 __all__ = ["main"]
 
 MESSAGE = 1 << 16
 """Longer messages travel as a memory file beside an empty one."""
-
-
-_IDLE = 0.001  # seconds without a request before work is done that nobody waits for
-_LATEST = 64  # layers that wait to be dropped before requests wait for that
 
 
 class Running:
@@ -101,7 +98,6 @@ class Broker:
         self._drops = not config["user_namespace"]
         self._networks: list[int] = []
         self._leased: set[int] = set()
-        self._unused: list[int] = []
         self._leaving: dict[int, list[Running]] = {}
         self._spawner = Spawner(
             config["library"],
@@ -111,6 +107,7 @@ class Broker:
             nest=config["user_namespace"],
             program=seccomp.system_call_filter() if config["seccomp"] else b"",
         )
+        self._undertaker = Undertaker(self.store.discard)
         self._running: dict[socket.socket, Running] = {}
         self._selector = selectors.EpollSelector()
         self._selector.register(control, selectors.EVENT_READ, self._accept)
@@ -122,22 +119,13 @@ class Broker:
         while True:
             deadlines = [command.deadline for command in self._running.values() if command.deadline is not None]
             wait = max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
-            chores = bool(self._unused)
-            events = self._selector.select(min(_IDLE, _IDLE if wait is None else wait) if chores else wait)
-            for key, _ in events:
+            for key, _ in self._selector.select(wait):
                 key.data(key.fileobj)
-            if chores and (not events or len(self._unused) > _LATEST):
-                self._tidy()
             now = time.monotonic()
             for command in self._running.values():
                 if command.deadline is not None and command.deadline <= now:
                     command.timed_out, command.deadline = True, None
                     command.kill()
-
-    def _tidy(self) -> None:
-        """Work that no answer waits for, in small pieces."""
-        for _ in range(min(4, len(self._unused))):
-            self.store.drop(self._unused.pop())
 
     def _accept(self, control: socket.socket) -> None:
         message, descriptors = receive(control)
@@ -164,7 +152,9 @@ class Broker:
                 self._running[channel].kill()
             return
         try:
-            self._unused += message.get("unused", ())
+            for layer in message.get("unused", ()):
+                if self.store.forget(layer):
+                    self._undertaker.take(layer)
             for birth in message.get("begin", ()):
                 self._begin(*birth)
             if message["op"] == "run":

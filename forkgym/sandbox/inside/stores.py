@@ -53,8 +53,11 @@ class Store(Protocol):
     def flatten(self, layer: int, frozen: tuple[int, ...]) -> int:
         """Make one frozen layer that means the same as these; returns its bytes."""
 
-    def drop(self, layer: int) -> None:
-        """Forget a layer that no state refers to any more; one that was never begun is nothing to forget."""
+    def forget(self, layer: int) -> bool:
+        """Know nothing of a layer any more; whether there is something to `discard`."""
+
+    def discard(self, layer: int) -> None:
+        """Take away what is there of a forgotten layer."""
 
 
 class _Layer:
@@ -148,7 +151,7 @@ class OverlayStore:
                 if options is not None:
                     kernel.mount("state", f"{folder}/v", "overlay", kernel.MS_NOSUID | kernel.MS_NODEV, options)
         except OSError:
-            self._discard(number)
+            self.discard(number)
             raise
         self._held[number] = held
         if mount:
@@ -232,18 +235,18 @@ class OverlayStore:
         self._held[layer].active = False
         return self._content(layer)[1]
 
-    def _discard(self, number: int) -> None:
-        folder = f"{self._layers}/{number}"
+    def discard(self, layer: int) -> None:
+        """See `Store.discard`."""
+        folder = f"{self._layers}/{layer}"
         if os.path.ismount(folder):
             kernel.umount(folder)
         with contextlib.suppress(FileNotFoundError):
             os.rmdir(folder)
 
-    def drop(self, layer: int) -> None:
-        """See `Store.drop`."""
-        if self._held.pop(layer, None) is not None:
-            self._mounted.pop(layer, None)  # the view goes with the tmpfs below it
-            self._discard(layer)
+    def forget(self, layer: int) -> bool:
+        """See `Store.forget`."""
+        self._mounted.pop(layer, None)  # the view goes with the tmpfs below it
+        return self._held.pop(layer, None) is not None
 
 
 class CopyStore:
@@ -273,7 +276,7 @@ class CopyStore:
             source = f"{self._layers}/{frozen[0]}/u" if frozen else f"{self._images}/{image}"
             copy_tree(source, f"{folder}/u", reflink=self._reflink)
         except BaseException:
-            self._discard(layer)
+            self.discard(layer)
             raise
         self._held.add(layer)
 
@@ -303,14 +306,15 @@ class CopyStore:
         """See `Store.flatten`; nobody asks, since the topmost copy is already whole."""
         raise ValueError("copies are never merged")
 
-    def _discard(self, number: int) -> None:
-        folder = f"{self._layers}/{number}"
+    def discard(self, layer: int) -> None:
+        """See `Store.discard`."""
+        folder = f"{self._layers}/{layer}"
         if self._capped and os.path.ismount(folder):
             kernel.umount(folder)
         remove_tree(folder)
 
-    def drop(self, layer: int) -> None:
-        """See `Store.drop`."""
-        if layer in self._held:
-            self._held.remove(layer)
-            self._discard(layer)
+    def forget(self, layer: int) -> bool:
+        """See `Store.forget`."""
+        known = layer in self._held
+        self._held.discard(layer)
+        return known

@@ -11,7 +11,7 @@ import re
 import threading
 import warnings
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -76,12 +76,13 @@ class Position:
         facts: The facts, sorted, with their variables' names.
     """
 
-    __slots__ = ("_actions", "_next", "_state", "anchor", "commands", "facts")
+    __slots__ = ("_actions", "_ending", "_next", "_state", "anchor", "commands", "facts")
 
     def __init__(self, state: Any, actions: Sequence[Any], commands: tuple[str, ...], facts: tuple[str, ...]) -> None:
         self._state = state
         self._actions = actions
         self._next: dict[str, tuple[Any, Position] | None] = {}
+        self._ending: tuple[bool, bool] | None = None
         self.commands = commands
         self.facts = facts
         self.anchor = anchor_of(facts)
@@ -100,9 +101,10 @@ def anchor_of(facts: Sequence[str]) -> str:
 class Route:
     """The actions that led somewhere, as a linked list that forks share; remembers TextWorld's view of the quests."""
 
-    __slots__ = ("action", "before", "progress")
+    __slots__ = ("action", "before", "position", "progress")
 
-    def __init__(self, action: Any = None, before: Route | None = None) -> None:
+    def __init__(self, position: Position, action: Any = None, before: Route | None = None) -> None:
+        self.position = position
         self.action = action
         self.before = before
         self.progress: Any = None
@@ -115,8 +117,6 @@ class Tale:
         fingerprint: Of its story file.
         objective: What is to be done, as the game puts it.
         max_score: The most points there are.
-        interpreter: Runs its story.
-        opening: What the reader sees at the beginning.
         start: The world at the beginning.
         names: Variable → the name in the texts.
         kinds: Variable → its type ("r" is a room).
@@ -135,8 +135,7 @@ class Tale:
         self.max_score = int(self._game.max_score)
         self.names = {name: info.name for name, info in self._game.infos.items()}
         self.kinds = {name: info.type for name, info in self._game.infos.items()}
-        self.interpreter = Interpreter(place / STORY, ("tw-extra-infos score", "tw-trace-actions"))
-        self.opening = self._opening_text()
+        self._place = place
         self.start = self._position(self._game.world.state.copy())
 
     def follow(self, position: Position, route: Route, events: Sequence[str]) -> tuple[Position, Route]:
@@ -145,8 +144,31 @@ class Tale:
             step = self._after(position, event)
             if step is not None:
                 action, position = step
-                route = Route(action, route)
+                route = Route(position, action, route)
         return position, route
+
+    def act(self, position: Position, route: Route, command: str) -> tuple[Position, Route] | None:
+        """Where an admissible command leads by the rules alone, without the story; None for any other command."""
+        step = self._after_command(position, command)
+        return None if step is None else (step[1], Route(step[1], step[0], route))
+
+    def ending(self, position: Position) -> tuple[bool, bool]:
+        """Whether the game is won, and whether it is lost, by the rules alone."""
+        if position._ending is None:
+            with self._lock:
+                quests = [quest for quest in self._game.quests if not quest.optional]
+                state = position._state
+                won = all(any(event.is_triggering(state) for event in quest.win_events) for quest in quests)
+                lost = any(event.is_triggering(state) for quest in quests for event in quest.fail_events)
+            position._ending = (won and not lost, lost)
+        return position._ending
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """Variables of the things that must be held to win."""
+        events = [event for quest in self._game.quests for event in quest.win_events]
+        facts = [fact for event in events for fact in event.condition.preconditions]
+        return tuple(fact.arguments[0].name for fact in facts if fact.name == "in" and fact.arguments[1].name == "I")
 
     def advice(self, route: Route) -> str | None:
         """The first command of TextWorld's shortest known way to win, or None where there is none."""
@@ -154,7 +176,14 @@ class Tale:
             policy = self._progress(route).winning_policy
             return self._inform.gen_commands_from_actions(policy[:1])[0] if policy else None
 
-    def _opening_text(self) -> str:
+    @cached_property
+    def interpreter(self) -> Interpreter:
+        """Runs its story; loaded at the first use."""
+        return Interpreter(self._place / STORY, ("tw-extra-infos score", "tw-trace-actions"))
+
+    @cached_property
+    def opening(self) -> str:
+        """What the reader sees at the beginning."""
         text = read_answer(self.interpreter.opening).text
         at = text.find(self.objective) if self.objective else -1
         if at < 0:
@@ -174,6 +203,19 @@ class Tale:
                     position._next[event] = (action, self._position(state))
         return position._next[event]
 
+    def _after_command(self, position: Position, command: str) -> tuple[Any, Position] | None:
+        key = f"> {command}"
+        if key not in position._next:
+            if command not in position.commands:
+                return None
+            with self._lock:
+                names = self._inform.gen_commands_from_actions(position._actions)
+                action = position._actions[names.index(command)]
+                state = position._state.copy()
+                state.apply(action)
+                position._next[key] = (action, self._position(state))
+        return position._next[key]
+
     def _position(self, state: Any) -> Position:
         facts = tuple(sorted(str(fact) for fact in state.facts))
         known = self._positions.get(facts)
@@ -190,18 +232,26 @@ class Tale:
     def _progress(self, route: Route) -> Any:
         """TextWorld's tracker of the quests after a route, from the nearest place where it is known."""
         pending: list[Route] = []
-        at: Route | None = route
-        while at is not None and at.progress is None and at.action is not None:
+        at: Route = route
+        while at.progress is None and at.before is not None:
             pending.append(at)
             at = at.before
-        if at is not None and at.progress is None:
+        if at.progress is None:
             at.progress = self._progression(self._game)
-        progress = at.progress if at is not None else self._progression(self._game)
+        progress = at.progress
         for later in reversed(pending):
-            progress = progress.copy()
-            progress.update(later.action)
+            progress = self._advanced(progress, later.action, later.position)
             later.progress = progress
         return progress
+
+    def _advanced(self, progress: Any, action: Any, position: Position) -> Any:
+        """A tracker after one more action; `GameProgression.copy` and `update` would work out all actions anew."""
+        after = object.__new__(self._progression)
+        after.game, after.state, after._valid_actions = self._game, position._state, position._actions
+        after.quest_progressions = [quest.copy() for quest in progress.quest_progressions]
+        for quest in after.quest_progressions:
+            quest.update(action, position._state)
+        return after
 
 
 def _order(action: Any) -> tuple[str, str]:
@@ -209,7 +259,7 @@ def _order(action: Any) -> tuple[str, str]:
     return action.name, str([variable.name for variable in action.variables])
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def load_tale(place: Path) -> Tale:
-    """A game by its directory; the last 64 stay loaded."""
+    """A game by its directory; the last 256 stay loaded."""
     return Tale(place)

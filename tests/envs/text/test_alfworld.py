@@ -166,10 +166,12 @@ def test_it_says_what_textworlds_own_engine_says(begun, task):
 
 
 @pytest.mark.slow
-def test_all_walkthroughs_of_valid_seen_win_also_after_a_fork_in_the_middle_and_a_rewind(begun):
+def test_walkthroughs_of_valid_seen_win_also_after_a_fork_in_the_middle_and_a_rewind(begun):
+    """Every seventeenth game; all 140 (some minutes) with FORKGYM_ALL_GAMES=1."""
     won = 0
     env = begun(0)
-    for task in range(env.splits["valid_seen"]):
+    tasks = range(0, env.splits["valid_seen"], 1 if os.environ.get("FORKGYM_ALL_GAMES") else 17)
+    for task in tasks:
         env.reset(seed=0, options={"split": "valid_seen", "task": task})
         steps = env.situation.house.game.walkthrough
         for command in steps[: len(steps) // 2]:
@@ -180,7 +182,8 @@ def test_all_walkthroughs_of_valid_seen_win_also_after_a_fork_in_the_middle_and_
             env.restore(middle)
         results = [play_out(fork), play_out(env)]
         won += all(reward == 1.0 and info["success"] for reward, info in results)
-    assert won == env.splits["valid_seen"] == 140
+    assert won == len(tasks)
+    assert env.splits["valid_seen"] == 140
 
 
 def test_a_walkthrough_wins_and_the_planner_helps_after_a_detour(begun):

@@ -33,18 +33,19 @@ def random_walk(env, seed, turns):
 
 
 def of_textworld(place, commands):
-    """What TextWorld's own environment says to commands: (text, admissible commands, score, won, lost)."""
+    """What TextWorld's own environment says: (text, admissible commands, score, won, lost, first step to win)."""
     import textworld
     from forkgym_text.tracking import read_answer
 
     infos = textworld.EnvInfos(admissible_commands=True, policy_commands=True, score=True, won=True, lost=True)
     env = textworld.start(str(place / "game.z8"), infos)
     state = env.reset()
-    told = [(None, state["admissible_commands"], 0, False, False)]
+    told = [(None, state["admissible_commands"], 0, False, False, state["policy_commands"][0])]
     for command in commands:
         state, _, _ = env.step(command)
         text = read_answer(state["feedback"]).text
-        told.append((text, state["admissible_commands"], state["score"], state["won"], state["lost"]))
+        advice = next(iter(state["policy_commands"]), None)
+        told.append((text, state["admissible_commands"], state["score"], state["won"], state["lost"], advice))
     env.close()
     return told
 
@@ -53,10 +54,13 @@ def of_textworld(place, commands):
 @pytest.mark.parametrize("seed", range(3))
 def test_it_says_what_textworlds_own_environment_says(textworld_games, family, level, seed):
     env = begun(family, level)
-    told = [(None, list(env.admissible_commands), 0, False, False)]
-    for observation, _, over, _, info, _ in random_walk(env, seed, 12):
+    told = [(None, list(env.admissible_commands), 0, False, False, env.advice())]
+    rng = np.random.default_rng(seed)
+    over = False
+    while not over and env.turn < 12:
+        observation, _, over, _, info = env.step(env.scripted_action("random", rng))
         lost = info.get("failure") == "lost"
-        told.append((observation, info["admissible_commands"], info["score"], over and not lost, lost))
+        told.append((observation, info["admissible_commands"], info["score"], over and not lost, lost, env.advice()))
     commands = [env.parse(action)["arguments"]["command"] for action in env.handle().actions]
     assert told == of_textworld(textworld_games[family], commands)
 
@@ -257,3 +261,82 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 def test_wrong_arguments_are_refused_in_words(textworld_games, arguments, words):
     with pytest.raises(ValueError, match=words):
         forkgym.make("text/TextWorld-v0", **arguments)
+
+
+# ---------------------------------------------------------------------- plain words
+
+plain_families = pytest.mark.parametrize(("family", "level"), GAMES[:2])
+
+
+@plain_families
+@pytest.mark.parametrize("seed", range(4))
+def test_the_rules_alone_lead_where_the_story_leads(textworld_games, family, level, seed):
+    story, rules = begun(family, level), begun(family, level, words="plain")
+    rng = np.random.default_rng(seed)
+    over = False
+    while not over and story.turn < 15:
+        command = story.scripted_action("random" if rng.random() < 0.6 else "walkthrough", rng)
+        _, reward, over, _, info = story.step(command)
+        _, plain_reward, plain_over, _, plain_info = rules.step(command)
+        assert (plain_reward, plain_over) == (reward, over)
+        for name in ("anchor", "admissible_commands", "score", "success", "failure"):
+            assert plain_info.get(name) == info.get(name)
+        assert rules.advice() == story.advice()
+
+
+def test_plain_words_say_what_is_there(textworld_games):
+    env = begun("coin-collector", 5, words="plain")
+    told = [env.messages()[0]["content"]]
+    while env.turn < 4:
+        told.append(env.step(env.advice())[0])
+    told += [env.step("look")[0], env.step("dance")[0], env.step("save")[0], env.step("take coin")[0]]
+    assert told == [
+        "find coin . room cookhouse . exits south .",
+        "room spare room . exits north , east .",
+        "room studio . exits north , west .",
+        "room dish-pit . exits north , south .",
+        "room cookery . exits south . here coin .",
+        "nothing happens .",
+        "nothing happens .",
+        "that is no command .",
+        "you win .",
+    ]
+
+
+def small(**kwargs):
+    return forkgym.make(
+        "text/TextWorld-v0", family="coin-collector", level=5, games=2, held_out=1, words="plain", **kwargs
+    )
+
+
+def test_every_word_of_every_demonstration_is_in_the_vocabulary(textworld_games):
+    env = small()
+    vocabulary = env.vocabulary()
+    names = sorted((name for group in vocabulary.entities.values() for name in group), key=len, reverse=True)
+    for shown in env.demonstrations(12, seed=0, error_rate=0.4):
+        texts = [shown.prompt[0]["content"], *[part for turn in shown.turns for part in turn]]
+        for text in texts:
+            padded = f" {text} "
+            for name in names:
+                padded = padded.replace(f" {name} ", " ")
+            assert set(padded.split()) <= set(vocabulary.words), text
+    assert len(set(names)) == len(names)
+    assert not set(names) & set(vocabulary.words)
+
+
+def test_demonstrations_follow_the_walkthrough_and_err_as_often_as_asked(textworld_games):
+    env = small()
+    right = env.demonstrations(6, seed=1)
+    assert all(shown.utility == 1.0 and len(shown.turns) == 5 for shown in right)
+    assert env.demonstrations(6, seed=1) == right
+    wrong = env.demonstrations(6, seed=1, error_rate=1.0)
+    assert sum(shown.utility for shown in wrong) < 6
+
+
+def test_only_plain_words_have_a_vocabulary_and_only_of_as_many_games_as_can_be_made(textworld_games):
+    with pytest.raises(NotImplementedError, match="plain"):
+        begun("coin-collector", 5).vocabulary()
+    with pytest.raises(ValueError, match="at most 600"):
+        forkgym.make("text/TextWorld-v0", family="coin-collector", words="plain").vocabulary()
+    with pytest.raises(ValueError, match="recipes"):
+        forkgym.make("text/TextWorld-v0", family="cooking", words="plain")

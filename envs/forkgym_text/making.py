@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from forkgym.core import TaskError
 from forkgym_text.families import ATTEMPTS, Recipe, recipe
 from forkgym_text.needs import cache_directory, need
 
@@ -30,7 +31,7 @@ _START_SECONDS, _SECONDS_A_GAME = 120.0, 120.0  # limits, for busy machines
 _SERIAL = slice(0x12, 0x18)  # of a Z-machine story: the date of compilation, which the checksum does not cover
 
 
-class GameError(Exception):
+class GameError(TaskError):
     """A game cannot be made; the text says which and why."""
 
 

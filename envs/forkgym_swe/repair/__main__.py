@@ -13,6 +13,7 @@ from forkgym.sandbox import SandboxError
 from forkgym_swe.catalogue import load_tasks
 from forkgym_swe.instance import Instance, InstanceError
 from forkgym_swe.repair.memo import SHIPPED, Memo, open_memo
+from forkgym_swe.repair.rehearsal import REHEARSED, make_rehearsals, rehearsals_key
 from forkgym_swe.repair.study import Study, make_study, study_entries
 from forkgym_swe.repair.tasks import repairable
 
@@ -69,7 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--start", type=int, default=0, help="begin with this task")
     parser.add_argument("--step", type=int, default=1, help="take every so-manieth task")
     parser.add_argument("--table", action="store_true", help="play the scripted policies on every split")
-    parser.add_argument("--ship", action="store_true", help="write the entries of these tasks into the package")
+    parser.add_argument(
+        "--ship", action="store_true", help="write these studies and the rehearsals into the package"
+    )
     given = parser.parse_args(arguments)
     memo = open_memo()
     studies = precompute(given.tasks, memo, start=given.start, step=given.step)
@@ -79,7 +82,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _print_table(given.tasks)
     if given.ship:
         keys = [key for i in instances if i.id in studies for key in study_entries(i, studies[i.id])]
-        Path(__file__).with_name(SHIPPED).write_bytes(memo.export(key for key in keys if memo.get(key) is not None))
+        make_rehearsals(REHEARSED, memo)
+        kept = [rehearsals_key(REHEARSED), *(key for key in keys if memo.get(key) is not None)]
+        Path(__file__).with_name(SHIPPED).write_bytes(memo.export(kept))
     return 0 if studies else 1
 
 

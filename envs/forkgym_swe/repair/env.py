@@ -17,7 +17,7 @@ from forkgym_swe.repair import texts
 from forkgym_swe.repair.expert import REHEARSALS, demonstrations
 from forkgym_swe.repair.memo import Memo, open_memo
 from forkgym_swe.repair.policies import POLICIES, scripted
-from forkgym_swe.repair.rehearsal import Rehearsal, make_rehearsals
+from forkgym_swe.repair.rehearsal import REHEARSED, Rehearsal, make_rehearsals
 from forkgym_swe.repair.tasks import RepairTask, repair_tasks
 from forkgym_swe.repair.words import LETTERS, vocabulary
 from forkgym_swe.repair.workplace import RunNote, VerdictNote
@@ -86,8 +86,8 @@ class RepairEnv(TextEnv):
         memoise: Take results from the memo and put them there; False runs every test and verdict anew.
         study: Study tasks that nobody studied yet when the environment is made, rather than refuse them.
         instructions: Whether a system message explains the actions.
-        rehearsals: How many rehearsals (see `rehearsal`) demonstrations draw on: half of all demonstrations are such;
-            0 for none. Episodes have nothing to do with them.
+        rehearsals: How many rehearsals (see `rehearsal`) demonstrations are drawn from; with 0 they are episodes of the
+            split's tasks. Episodes have nothing to do with them.
 
     Raises:
         InstanceError: The task file cannot be read, tasks were not studied, or none is admitted.
@@ -114,7 +114,7 @@ class RepairEnv(TextEnv):
         memoise: bool = True,
         study: bool = False,
         instructions: bool = False,
-        rehearsals: int = 1500,
+        rehearsals: int = REHEARSED,
     ) -> None:
         _check_arguments(tasks, max_turns, rehearsals)
         self.max_turns = max_turns
@@ -168,12 +168,12 @@ class RepairEnv(TextEnv):
     def demonstrations(
         self, count: int, *, seed: int, split: str = "train", error_rate: float = 0.0
     ) -> list[Demonstration]:
-        """Episodes of the scripted expert, each task of the split as likely as any other; half of them are rehearsals.
+        """Episodes of the scripted expert: of rehearsals, or with ``rehearsals=0`` of the split's tasks.
 
         Args:
             count: How many.
             seed: The same seed gives the same episodes.
-            split: Where the tasks come from.
+            split: Where the tasks come from if there are no rehearsals.
             error_rate: Probability of an error in each turn, in [0, 1].
 
         Raises:

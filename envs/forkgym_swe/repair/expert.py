@@ -88,25 +88,24 @@ def _error(rng: np.random.Generator) -> str:
 
 
 def demonstrations(env: RepairEnv, count: int, *, seed: int, split: str, error_rate: float) -> list[Demonstration]:
-    """Episodes of the expert; tasks come in turns, each equally often; every other one is a rehearsal.
+    """Episodes of the expert; tasks (or rehearsals, where there are any) come in turns, each equally often.
 
     Args:
         env: Its copy plays; it is not changed itself.
         count: How many episodes.
         seed: The same seed gives the same episodes.
-        split: Where the tasks come from.
+        split: Where the tasks come from if there are no rehearsals.
         error_rate: Probability of an error in each turn, in [0, 1].
     """
     rng = generator(stream_id(0, 0, "repair expert", seed))
     found: list[Demonstration] = []
     player = env.rehearsing()
-    sources = [split, REHEARSALS] if REHEARSALS in player.splits else [split]
-    order: dict[str, list[int]] = {name: [] for name in sources}
+    name = REHEARSALS if REHEARSALS in player.splits else split
+    order: list[int] = []
     try:
         for number in range(count):
-            name = sources[number % len(sources)]
-            order[name] = order[name] or rng.permutation(player.splits[name]).tolist()
-            found.append(_play(player, rng, number, name, order[name].pop(), error_rate))
+            order = order or rng.permutation(player.splits[name]).tolist()
+            found.append(_play(player, rng, number, name, order.pop(), error_rate))
     finally:
         player.close()
     return found

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib.util
-import platform
 import textwrap
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
@@ -30,7 +29,7 @@ from forkgym_swe.repair.study import LINES, Study, StudyEdit, StudyLine
 from forkgym_swe.repair.words import EXCEPTIONS, Names
 from forkgym_swe.repair.workplace import RunNote, VerdictNote
 
-__all__ = ["Rehearsal", "make_rehearsals"]
+__all__ = ["REHEARSED", "Rehearsal", "make_rehearsals", "rehearsals_key"]
 
 MODULES: Final = (
     "argparse ast bdb bisect calendar cmd codeop collections colorsys configparser contextlib copy csv difflib dis "
@@ -41,7 +40,9 @@ MODULES: Final = (
     "symtable tarfile tempfile textwrap timeit tokenize trace traceback turtle typing urllib.parse urllib.robotparser "
     "uuid wave weakref wsgiref.headers xml.dom.minidom xml.sax.saxutils zipfile"
 )
-_VERSION = "rehearsals/1"
+_VERSION = "rehearsals/2"
+REHEARSED: Final = 3000
+"""How many rehearsals demonstrations draw on by default; as many are in the package."""
 _SHORTEST, _LONGEST = 5, 40
 _BUGS_OF_A_FUNCTION = 3
 _NUMBERS = ("int", "float")
@@ -95,20 +96,25 @@ class Rehearsal:
 
 @lru_cache(maxsize=4)
 def make_rehearsals(count: int, memo: Memo, seed: int = 0) -> tuple[Rehearsal, ...]:
-    """Rehearsals, as many as there are at most; made once (some 30 seconds for a thousand), then in the memo.
+    """Rehearsals, as many as there are at most; made once (some 20 seconds for a thousand), then in the memo.
 
-    The same numbers give the same rehearsals with the same version of Python.
+    The default ones come with the package. Others are a function of the numbers and of the version of Python.
 
     Args:
         count: How many.
         memo: Where they are kept.
         seed: Of all draws.
     """
-    key = f"{_VERSION}/{platform.python_version()}/{count}/{seed}"
+    key = rehearsals_key(count, seed)
     value = memo.get(key)
     if value is None:
         value = memo.put(key, msgspec.msgpack.encode(_made(count, seed)))
     return tuple(Rehearsal(study) for study in msgspec.msgpack.decode(value, type=list[Study]))
+
+
+def rehearsals_key(count: int, seed: int = 0) -> str:
+    """Key of the rehearsals in the memo."""
+    return f"{_VERSION}/{count}/{seed}"
 
 
 def _made(count: int, seed: int) -> list[Study]:
@@ -178,7 +184,8 @@ def _study(name: str, mutant: Mutant, shape: str, rng: np.random.Generator) -> S
         return None
     place = min(right)[0]
     others = [line for line in range(len(lines)) if line != place]
-    kept = sorted(rng.permutation(others).tolist()[: int(rng.integers(1, LINES)) if others else 0])
+    most = LINES - 1 if rng.random() < 0.7 else int(rng.integers(1, LINES))
+    kept = sorted(rng.permutation(others).tolist()[:most]) if others else []
     position = min(int(rng.geometric(0.5)) - 1, len(kept))
     order = [*kept[:position], place, *kept[position:]]
     return _imagined(name, [(line, *lines[line]) for line in order], right, position, rng)
@@ -212,7 +219,7 @@ def _imagined(
                 on_trace=trace.index(place) + 1 if place in trace else 0,
                 code=made.code,
                 edits=tuple(
-                    StudyEdit(edit.family, edit.words, edit.replacements, "", repairs=(line, number) in right)
+                    StudyEdit(edit.family, edit.words, (), "", repairs=(line, number) in right)
                     for number, edit in enumerate(made.edits)
                 ),
             )

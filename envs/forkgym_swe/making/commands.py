@@ -85,6 +85,7 @@ def _make(
 ) -> list[Attempt]:
     attempts: list[Attempt] = []
     instances: list[Instance] = []
+    done: set[str] = set()
     with journal, Progress(console, options.count * len(subjects), "tasks") as progress:
 
         def tell(attempt: Attempt) -> None:
@@ -95,8 +96,12 @@ def _make(
             make = take_history if arguments.history else inject_bugs
             made = make(subject, options, journal, tell)
             instances += made
-            # After each source, so that there is something to work with early.
-            dump_instances(arguments.output, instances)
+            # After each source, so that there is something to work with early; and what an earlier run made of the
+            # sources that are still to come, so that the file never shrinks.
+            done.add(subject.name)
+            waiting = [entry for entry in journal.entries if entry.project not in done]
+            known = [entry.instance for entry in waiting if entry.instance is not None]
+            dump_instances(arguments.output, [*instances, *known])
             progress.advance(subject.name, steps=options.count - len(made))
             spent = sum(attempt.seconds for attempt in attempts if attempt.project == subject.name)
             progress.say(f"{subject.name}: {len(made)} tasks, {spent:.0f} s")

@@ -92,13 +92,6 @@ PROJECTS: tuple[Project, ...] = (
         requires=("simplejson==4.3.0",),
     ),
     Project(
-        name="mistune",
-        version="3.4.0",
-        digest="2eaf7952af928ca8d33b779762effc1da517b62c6ad85ec8ca957e3b07b9782a",
-        python_path=("src",),
-        license="BSD-3-Clause",
-    ),
-    Project(
         name="parso",
         version="0.8.7",
         digest="eaaac4c9fdd5e9e8852dc778d2d7405897ec510f2a298071453e5e3a07914bb1",

@@ -25,7 +25,7 @@ ALLOWED: dict[str, set[str]] = {
     "schedule": {"core", "credit", "rollout", "runtime", "noise", "policy.engine"},
     "learn": {"rollout", "policy", "core", "noise"},
     "store": {"rollout", "core"},
-    "train": {"core", "noise", "policy", "rollout", "credit", "schedule", "learn", "store", "runtime"},
+    "train": {"core", "noise", "policy", "rollout", "credit", "schedule", "learn", "store", "runtime", "aio"},
 }
 TOP = {"audit", "report", "cli", "commands", "console", "integrations", "view", "demo"}
 PLUGINS = {

@@ -69,6 +69,7 @@ MAY_CHANGE = frozenset(
         "collection.max_environments",
         "collection.mode",
         "collection.timeline",
+        "collection.workers",
         "evaluation.every",
     }
 )
@@ -197,6 +198,7 @@ class CollectionConfig(msgspec.Struct, frozen=True, kw_only=True):
         planning: How the budget multiplier is found: ``batch`` solves it over each update; ``group`` moves it once
             after each update, on real tokens, so that streamed groups need not wait for the last one to be planned.
         max_environments: Rollouts that run at once in a streamed run; by default ``policy.max_running``.
+        workers: Processes for environments that declare to run in processes (streamed runs).
         timeline: Write ``timeline.json``, a trace that Perfetto opens, into the run's directory (streamed runs).
     """
 
@@ -204,6 +206,7 @@ class CollectionConfig(msgspec.Struct, frozen=True, kw_only=True):
     mode: Literal["phases", "stream"] = "phases"
     planning: Literal["batch", "group"] = "batch"
     max_environments: Count | None = None
+    workers: Count = 2
     timeline: bool = False
 
 

@@ -7,22 +7,19 @@ decided in `schedule.stream`; here rollouts are played: on the engine's desk, th
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from typing import Any, Generic, Literal, TypeVar
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from forkgym.core import SAME, Luck, TextEnv
 from forkgym.policy.engine import Completion, GenerationRequest
 from forkgym.rollout.branch import play_branch
 from forkgym.rollout.episode import NoRoomError, PlayedEpisode, Rollout, play_episode
 from forkgym.rollout.stopwatch import Stopwatch
 from forkgym.rollout.trace import Branch, Decision, Episode, Role
-from forkgym.runtime import Fault, run
+from forkgym.runtime import ActorDead, Fault, Restarts, WorkerDied, run
 from forkgym.runtime.loop import LoopName
 from forkgym.schedule import (
     ControllerState,
@@ -35,6 +32,8 @@ from forkgym.schedule.desk import EngineDesk, EngineFault, EngineLost, Perform, 
 from forkgym.schedule.stream import Batch, Blame, Limits, Scheduler
 from forkgym.schedule.timeline import Timeline, clock
 from forkgym.train.collect import Collection, Collector
+from forkgym.train.remote import RemoteEnvironments, revive
+from forkgym.train.workshop import Place, SharedEnv, Workshop, workshop
 
 __all__ = ["StreamCollector", "StreamSettings"]
 
@@ -52,8 +51,10 @@ class StreamSettings(msgspec.Struct, kw_only=True):
         faults: Tasks that the virtual loop kills.
         max_environments: Rollouts that run at once; ``None`` for as many as the engine decodes.
         attempts: Times a rollout is tried before its group is quarantined.
-        environments: Where environments' steps run: ``inline``, ``thread``, or ``declared``: as the environment's class
-            says (``runs_in``; what should run in a process runs in a thread).
+        environments: Where environments' steps run: ``inline``, ``thread``, ``process``, or ``declared``: as the
+            environment's class says (``runs_in``).
+        remote: What runs in processes, and in how many; without it threads take the place of processes.
+        restarts: How often worker processes are restarted.
         perform: Overrides how the engine's and the environments' work is done (for tests and models of delays).
         timeline: Where work is shown.
         tell: Called with what is worth recording ("retried", "quarantined") and its details.
@@ -64,7 +65,9 @@ class StreamSettings(msgspec.Struct, kw_only=True):
     faults: tuple[Fault, ...] = ()
     max_environments: int | None = None
     attempts: int = 4
-    environments: Literal["inline", "thread", "declared"] = "declared"
+    environments: Place = "declared"
+    remote: RemoteEnvironments | None = None
+    restarts: Restarts = Restarts(limit=20)
     perform: Perform | None = None
     timeline: Timeline | None = None
     tell: Callable[[str, dict[str, Any]], None] | None = None
@@ -116,8 +119,15 @@ class StreamCollector(Collector):
             perform=settings.perform or perform_inline,
             timeline=settings.timeline,
         )
-        with _environment_work(settings, self.make_env, limits.max_running) as (perform, threaded):
-            crew = _Crew(self, desk, perform, threaded, version, tasks, state)
+        async with workshop(
+            self.make_env,
+            place=settings.environments,
+            size=limits.max_running,
+            remote=settings.remote,
+            restarts=settings.restarts,
+            perform=settings.perform,
+        ) as opened:
+            crew = _Crew(self, desk, opened, version, tasks, state)
             serving = asyncio.get_running_loop().create_task(desk.serve(), name="engine")
             scheduler: Scheduler[PlayedEpisode, Alternative, Branch] = Scheduler(
                 crew, limits, first=update, last=update, timeline=settings.timeline, tell=settings.tell
@@ -207,16 +217,14 @@ class _Crew:
         self,
         collector: Collector,
         desk: EngineDesk,
-        perform: Perform,
-        threaded: bool,
+        workshop: Workshop,
         version: int,
         tasks: Sequence[int],
         state: ControllerState,
     ) -> None:
         self.collector = collector
         self.desk = desk
-        self.perform = perform
-        self.threaded = threaded
+        self.workshop = workshop
         self.version = version
         self.tasks = tasks
         self.state = state
@@ -240,7 +248,7 @@ class _Crew:
 
         def start() -> Rollout[PlayedEpisode]:
             return play_episode(
-                collector.make_env(),
+                self.workshop.make_env(),
                 spec,
                 renderer=collector.renderer,
                 sampling=collector.sampling,
@@ -253,8 +261,8 @@ class _Crew:
             )
 
         played = await self._play(start, "on_policy", priority, stopwatch, self.retire)
-        if self.threaded:
-            played.env = _SharedEnv(played.env)  # type: ignore[assignment]  # forks and closes, as branches do
+        if self.workshop.threaded:
+            played.env = SharedEnv(played.env)  # type: ignore[assignment]  # forks and closes, as branches do
         return played
 
     def plan(self, update: int, group: int, played: Sequence[PlayedEpisode]) -> list[Alternative] | None:
@@ -303,6 +311,9 @@ class _Crew:
             raise RuntimeError("a branch was planned for an algorithm without branches")
         setting = msgspec.structs.replace(collector.branch_setting(), stopwatch=stopwatch)
         played = self.parents[decision.episode]
+        env: Any = played.env
+        if isinstance(env, SharedEnv) and env.lost:
+            await self._revive(played, env, stopwatch)
 
         def start() -> Rollout[Branch]:
             return play_branch(
@@ -328,8 +339,10 @@ class _Crew:
         """Whose fault an error is."""
         if isinstance(error, EngineFault):
             return "shared"
+        if isinstance(error, WorkerDied):  # another rollout's verb, or nothing at all, ended the worker
+            return "shared"
         # A prompt that is too long is a matter of the configuration: the same everywhere, and not to be passed over.
-        return "run" if isinstance(error, (EngineLost, NoRoomError)) else "rollout"
+        return "run" if isinstance(error, (ActorDead, EngineLost, NoRoomError)) else "rollout"
 
     def collection(self, batch: Batch[PlayedEpisode, Alternative, Branch]) -> Collection:
         """The update in canonical order."""
@@ -372,12 +385,26 @@ class _Crew:
     async def _advance(self, flight: _Flight[T], role: Role) -> None:
         timeline = self.collector.stream.timeline if isinstance(self.collector, StreamCollector) else None
         if timeline is None:
-            await self.perform("environment", flight.advance)
+            await self.workshop.perform("environment", flight.advance)
             return
         now = clock()
         began = now()
-        await self.perform("environment", flight.advance)
+        await self.workshop.perform("environment", flight.advance)
         timeline.span("environments", role, began, now())
+
+    async def _revive(self, played: PlayedEpisode, env: SharedEnv, stopwatch: Stopwatch) -> None:
+        """Make an episode's environment again in another worker, once for all its branches that wait for it."""
+        async with env.reviving:
+            current: Any = played.env
+            if current is not env:
+                return
+
+            def again() -> None:
+                with stopwatch.measure("fork"):
+                    revive(played, self.workshop.make_env())
+
+            await self.workshop.perform("environment", again)
+            played.env = SharedEnv(played.env)  # type: ignore[assignment]  # forks and closes, as branches do
 
     def _book(self, role: Role, generated: int, fed: int, stopwatch: Stopwatch) -> None:
         self.counts[role] += 1
@@ -385,73 +412,6 @@ class _Crew:
         self.fed[role] += fed
         for part, seconds in stopwatch.seconds.items():
             self.stopwatches[role].add(part, seconds)
-
-
-class _SharedEnv:
-    """An environment at the end of its episode that branches in several threads fork from, one at a time."""
-
-    def __init__(self, env: TextEnv) -> None:
-        self._env = env
-        self._lock = threading.Lock()
-
-    def fork(self, *, luck: Luck = SAME) -> TextEnv:
-        """An independent environment at this state."""
-        with self._lock:
-            return self._env.fork(luck=luck)
-
-    def close(self) -> None:
-        """Free what it holds."""
-        with self._lock:
-            self._env.close()
-
-
-class _Threads:
-    """Does work in threads. Who is cancelled waits until his work has ended, so that nothing goes on behind him."""
-
-    def __init__(self, size: int) -> None:
-        self._executor = ThreadPoolExecutor(size, thread_name_prefix="environment")
-
-    async def perform(self, _name: str, work: Callable[[], Any]) -> Any:
-        """Do the work in a thread."""
-        future = asyncio.get_running_loop().run_in_executor(self._executor, work)
-        try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            while not future.done():
-                with suppress(asyncio.CancelledError):
-                    await asyncio.wait([future])
-            if not future.cancelled():
-                future.exception()  # seen
-            raise
-
-    def close(self) -> None:
-        """End the threads; nothing runs in them any more."""
-        self._executor.shutdown()
-
-
-@contextmanager
-def _environment_work(
-    settings: StreamSettings, make_env: Callable[[], TextEnv], size: int
-) -> Iterator[tuple[Perform, bool]]:
-    """How environments' work is done, and whether that is in threads."""
-    if settings.perform is not None:
-        yield settings.perform, False
-        return
-    where = settings.environments
-    if where == "declared":
-        env = make_env()
-        try:
-            where = "inline" if env.runs_in == "inline" else "thread"
-        finally:
-            env.close()
-    if where == "inline":
-        yield perform_inline, False
-        return
-    threads = _Threads(min(size, 256))
-    try:
-        yield threads.perform, True
-    finally:
-        threads.close()
 
 
 def _watch(serving: asyncio.Task[None], scheduler: Scheduler[Any, Any, Any]) -> None:

@@ -406,12 +406,16 @@ class Trainer:
             return Collector(self.engine, self.renderer, self.make_env, self.algorithm, **options)
         # Imported here: a run phase by phase needs no event loop.
         from forkgym.schedule.timeline import Timeline
+        from forkgym.train.remote import RemoteEnvironments
         from forkgym.train.stream import StreamCollector, StreamSettings
 
         streamed = StreamCollector(self.engine, self.renderer, self.make_env, self.algorithm, **options)
         self.timeline = Timeline(most=TIMELINE_SPANS) if collection.timeline else None
         streamed.stream = StreamSettings(
-            max_environments=collection.max_environments, timeline=self.timeline, tell=self._tell
+            max_environments=collection.max_environments,
+            remote=RemoteEnvironments(id=config.env.id, kwargs=config.env.kwargs, workers=collection.workers),
+            timeline=self.timeline,
+            tell=self._tell,
         )
         return streamed
 

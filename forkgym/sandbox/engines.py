@@ -23,7 +23,7 @@ __all__ = ["BACKENDS", "ProbeResult", "close_engines", "engine_for", "image_stor
 BACKENDS = ("overlay", "overlay-root", "reflink", "copy")
 """In the order in which ``auto`` tries them."""
 
-_Key = tuple[int, str, str, tuple[str, ...], bool, tuple[tuple[str, str], ...], bool]
+_Key = tuple[int, str, str, str, tuple[str, ...], bool, tuple[tuple[str, str], ...], bool]
 _engines: dict[_Key, Engine] = {}
 _failures: dict[_Key, str] = {}
 _stores: dict[tuple[int, str], ImageStore] = {}
@@ -46,9 +46,14 @@ class ProbeResult(msgspec.Struct, frozen=True):
     reason: str
 
 
+def _store_name() -> str:
+    """Part of every engine's key: an engine shows the images of one store only."""
+    return os.environ.get("FORKGYM_SANDBOX_STORE", "")
+
+
 def image_store() -> ImageStore:
     """The store of this process, cleaned of what dead processes left."""
-    key = (os.getpid(), os.environ.get("FORKGYM_SANDBOX_STORE", ""))
+    key = (os.getpid(), _store_name())
     with _lock:
         if key not in _stores:
             _stores[key] = ImageStore()
@@ -160,7 +165,7 @@ def engine_for(
     reasons = []
     with _lock:
         for name in names:
-            key = (os.getpid(), name, isolation, places, seccomp, more, repeat)
+            key = (os.getpid(), _store_name(), name, isolation, places, seccomp, more, repeat)
             if key in _engines and _engines[key].alive:
                 return _engines[key]
             if key not in _failures:
@@ -203,7 +208,7 @@ def probe() -> list[ProbeResult]:
 def _probe_one(backend: str, isolation: str) -> ProbeResult:
     places = visible_directories()
     with _lock:
-        used = _engines.get((os.getpid(), backend, isolation, places, True, (), False))
+        used = _engines.get((os.getpid(), _store_name(), backend, isolation, places, True, (), False))
     if used is not None and not used.alive:
         used = None
     try:

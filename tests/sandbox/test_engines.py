@@ -275,3 +275,13 @@ def test_a_lost_broker_is_an_error_of_its_sandboxes_only(isolated: Callable[...,
 def test_prepare_takes_a_path(base: Path, image: Image) -> None:
     assert prepare(str(base)).id == image.id
     assert "names" in repr(image)
+
+
+def test_another_store_has_engines_of_its_own(
+    isolated: Callable[..., Sandbox], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert isolated().run("true").ok, "an engine of the first store is running"
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "other").write_text("only in the second store")
+    monkeypatch.setenv("FORKGYM_SANDBOX_STORE", str(tmp_path / "store"))
+    assert Sandbox.create(tmp_path / "tree").run("cat other").stdout == "only in the second store"

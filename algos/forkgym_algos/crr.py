@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from forkgym.credit import Algorithm, Branching, ContrastOrOutcome, ScoreSelector
+from forkgym.credit import Algorithm, Branching, CoinSelector, ContrastOrOutcome, ScoreSelector
 from forkgym.rollout.plan import BranchPlan, ClippedSurrogate, Proposal, RolloutPlan
 
-__all__ = ["crr"]
+__all__ = ["crr", "crr_uniform"]
 
 
 def crr(
@@ -71,4 +71,48 @@ def crr(
         credit=(ContrastOrOutcome(),),
         loss=ClippedSurrogate(clip=clip, kl_coefficient=kl_coefficient, ratio=ratio, aggregate=aggregate),
         source="Counterfactual Rollout Replay, eq. 2-5",
+    )
+
+
+def crr_uniform(
+    *,
+    group_size: int = 5,
+    temperature: float = 1.0,
+    budget_fraction: float = 0.7,
+    minimum_propensity: float = 0.05,
+    warmup_updates: int = 10,
+    warmup_propensity: float = 0.3,
+    clip: float = 0.2,
+    kl_coefficient: float = 0.001,
+    aggregate: Literal["sum", "episode-mean", "token-mean"] = "sum",
+) -> Algorithm:
+    """CRR as the Twice paper compares with it: decisions by one coin at Twice's cost, y' ~ π, credit replaced.
+
+    Args:
+        group_size: G.
+        temperature: τ.
+        budget_fraction: β, auxiliary tokens per factual token.
+        minimum_propensity: q_min.
+        warmup_updates: First updates that branch with ``warmup_propensity``, as Twice's do.
+        warmup_propensity: q of those.
+        clip: ε of the clipped surrogate.
+        kl_coefficient: Weight of the k3 KL term.
+        aggregate: How losses are aggregated.
+    """
+    return Algorithm(
+        name="crr-uniform",
+        rollout=RolloutPlan(group_size=group_size, temperature=temperature),
+        branching=Branching(
+            selector=CoinSelector(
+                rule="uniform",
+                budget_fraction=budget_fraction,
+                minimum_propensity=minimum_propensity,
+                warmup_updates=warmup_updates,
+                warmup_propensity=warmup_propensity,
+            ),
+            plan=BranchPlan(coupling="independent", self_twin_shortcut=False, same_evidence_probability=1.0),
+        ),
+        credit=(ContrastOrOutcome(),),
+        loss=ClippedSurrogate(clip=clip, kl_coefficient=kl_coefficient, aggregate=aggregate),
+        source='Twice, appendix, "Baselines": its CRR',
     )

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from typing import Literal
 
+import msgspec
+
 from forkgym.credit import Algorithm, GroupRelative
 from forkgym.rollout.plan import ClippedSurrogate, RolloutPlan, require
 
-__all__ = ["grpo", "rloo"]
+__all__ = ["grpo", "grpo_2x", "rloo"]
 
 
 def grpo(
@@ -43,6 +45,36 @@ def grpo(
         loss=ClippedSurrogate(clip=clip, kl_coefficient=kl_coefficient, ratio=ratio, aggregate=aggregate),
         source="Shao et al. 2024; Twice §6.1",
     )
+
+
+def grpo_2x(
+    *,
+    group_size: int = 10,
+    temperature: float = 1.0,
+    scale: Literal["std", "none"] = "std",
+    clip: float = 0.2,
+    kl_coefficient: float = 0.001,
+    aggregate: Literal["sum", "episode-mean", "token-mean"] = "sum",
+) -> Algorithm:
+    """GRPO with twice the rollouts: what the tokens of twins buy when they are spent on more episodes instead.
+
+    Args:
+        group_size: 2G.
+        temperature: τ.
+        scale: Divide by the group's standard deviation or not.
+        clip: ε of the clipped surrogate.
+        kl_coefficient: Weight of the k3 KL term.
+        aggregate: How token losses are aggregated.
+    """
+    plain = grpo(
+        group_size=group_size,
+        temperature=temperature,
+        scale=scale,
+        clip=clip,
+        kl_coefficient=kl_coefficient,
+        aggregate=aggregate,
+    )
+    return msgspec.structs.replace(plain, name="grpo-2x", source="Twice §6.1, its compute-matched GRPO")
 
 
 def rloo(

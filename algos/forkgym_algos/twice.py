@@ -31,10 +31,16 @@ def twice(
     rule: Rule = "sqrt",
     warmup_updates: int = 10,
     layout: Layout = "turn-line",
+    warmup_propensity: float = 0.3,
     self_twin_shortcut: bool = True,
+    skip_same_evidence: bool = False,
+    inverse_weights: bool = True,
+    twin_only: bool = False,
+    top_p: float = 1.0,
     clip: float = 0.2,
     kl_coefficient: float = 0.001,
     aggregate: Literal["sum", "episode-mean", "token-mean"] = "sum",
+    loss_scale: float = 32.0,
 ) -> Algorithm:
     """``A_t = Â^traj + ω·Â_t/σ̂`` with Horvitz-Thompson twin credit.
 
@@ -48,33 +54,43 @@ def twice(
         pairs: J.
         star: J alternatives against the one factual noise instead of J pairs (ablation).
         rule: Allocation rule (ablations).
-        warmup_updates: First updates that branch with q = 0.3 everywhere.
+        warmup_updates: First updates that branch with one q everywhere.
+        warmup_propensity: That q.
         layout: Noise layout; ``independent`` decouples the branches, ``episode`` and ``ngram`` are inexact ablations.
         self_twin_shortcut: Skip the continuation of an alternative equal to the factual turn.
+        skip_same_evidence: Never continue where the alternative brought the same evidence (ablation, biased).
+        inverse_weights: ``False`` drops 1/(q·q_same^e) (ablation, biased).
+        twin_only: Drop Â^traj (ablation).
+        top_p: Nucleus mass.
         clip: ε of the clipped surrogate.
         kl_coefficient: Weight of the k3 KL term.
         aggregate: How token losses are aggregated.
+        loss_scale: The constant that ``sum`` divides by, in tokens an episode.
     """
     return Algorithm(
         name="twice",
-        rollout=RolloutPlan(group_size=group_size, temperature=temperature, layout=layout),
+        rollout=RolloutPlan(group_size=group_size, temperature=temperature, top_p=top_p, layout=layout),
         branching=Branching(
             selector=CoinSelector(
                 rule=rule,
                 budget_fraction=budget_fraction,
                 minimum_propensity=minimum_propensity,
                 warmup_updates=warmup_updates,
+                warmup_propensity=warmup_propensity,
             ),
             plan=BranchPlan(
                 coupling="independent" if layout == "independent" else "twin",
                 pairs=pairs,
                 star=star,
                 self_twin_shortcut=self_twin_shortcut and layout != "independent",
-                same_evidence_probability=same_evidence_probability,
+                same_evidence_probability=0.0 if skip_same_evidence else same_evidence_probability,
             ),
         ),
-        credit=(GroupRelative(scale="std"), TurnCredit(weight=omega, scale="batch")),
-        loss=ClippedSurrogate(clip=clip, kl_coefficient=kl_coefficient, aggregate=aggregate),
+        credit=(
+            *(() if twin_only else (GroupRelative(scale="std"),)),
+            TurnCredit(weight=omega, scale="batch", inverse_weights=inverse_weights),
+        ),
+        loss=ClippedSurrogate(clip=clip, kl_coefficient=kl_coefficient, aggregate=aggregate, scale=loss_scale),
         source="Same Luck, Different Choice (Twice), §4",
     )
 

@@ -6,6 +6,7 @@ from forkgym.credit.estimators import (
     horvitz_thompson,
     leave_one_out,
     merged_returns,
+    plain_difference,
     root_mean_square,
     standardised,
 )
@@ -21,18 +22,24 @@ from forkgym.credit.protocol import (
 from forkgym.credit.registry import UnknownAlgorithm, list_algorithms, make_algorithm, register_algorithm
 from forkgym.credit.selectors import select_by_score, turn_score
 from forkgym.credit.terms import ContrastOrOutcome, GroupRelative, MergedEvidence, TurnCredit
+from forkgym.credit.turn_terms import AnchorStates, BoundaryValues, LearnedCredit, ProcessReward, SuccessOnly
 
 __all__ = [
     "Advantages",
     "Algorithm",
+    "AnchorStates",
+    "BoundaryValues",
     "Branching",
     "CoinSelector",
     "ContrastOrOutcome",
     "CreditBatch",
     "CreditTerm",
     "GroupRelative",
+    "LearnedCredit",
     "MergedEvidence",
+    "ProcessReward",
     "ScoreSelector",
+    "SuccessOnly",
     "TurnCredit",
     "UnknownAlgorithm",
     "centred",
@@ -42,6 +49,7 @@ __all__ = [
     "list_algorithms",
     "make_algorithm",
     "merged_returns",
+    "plain_difference",
     "register_algorithm",
     "root_mean_square",
     "select_by_score",

@@ -17,6 +17,7 @@ __all__ = [
     "horvitz_thompson",
     "leave_one_out",
     "merged_returns",
+    "plain_difference",
     "root_mean_square",
     "standardised",
 ]
@@ -82,6 +83,12 @@ def horvitz_thompson(decision: Decision) -> float:
                 branch.continuation_probability if branch.same_evidence else 1.0
             )
     return decision.baseline + total / (len(decision.branches) * decision.propensity)
+
+
+def plain_difference(decision: Decision) -> float:
+    """``B·(1/J)·Σ_j S_j·D_j``: twin credit without inverse weights (Twice, Table 3). Biased; an ablation."""
+    differences = [branch.difference for branch in decision.branches if branch.continued and not branch.skipped]
+    return math.fsum(differences) / len(decision.branches) if differences else 0.0
 
 
 def contrast(decision: Decision) -> float | None:

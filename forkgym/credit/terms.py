@@ -15,6 +15,7 @@ from forkgym.credit.estimators import (
     horvitz_thompson,
     leave_one_out,
     merged_returns,
+    plain_difference,
     root_mean_square,
     standardised,
 )
@@ -61,10 +62,13 @@ class TurnCredit(msgspec.Struct, frozen=True, kw_only=True):
         scale: σ̂: ``batch`` = root mean square of the batch's non-zero Â (our reading of the paper); ``running`` =
             running root mean square over all decisions of earlier updates (this batch's, all decisions, before
             there is an earlier update); ``none`` = 1.
+        inverse_weights: Divide by the probability that the branch was seen; ``False`` is the paper's ablation
+            ``Â = B·S·D``, which favours what is branched often and is biased.
     """
 
     weight: float = 1.0
     scale: Literal["batch", "running", "none"] = "batch"
+    inverse_weights: bool = True
 
     def __post_init__(self) -> None:
         require_choices(self)
@@ -75,7 +79,7 @@ class TurnCredit(msgspec.Struct, frozen=True, kw_only=True):
         for episode in batch.episodes:
             row = [0.0] * len(episode.turns)
             for decision in batch.decisions.get(episode.key, []):
-                decision.credit = horvitz_thompson(decision)
+                decision.credit = horvitz_thompson(decision) if self.inverse_weights else plain_difference(decision)
                 row[decision.turn] = decision.credit
             rows.append(row)
         sigma = self._sigma(rows, batch)

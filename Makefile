@@ -41,7 +41,7 @@ test-wheel: $(STAMP) ## Build the wheel and use it in an environment of its own,
 
 test-text: ## Test the text games with their engines (TextWorld, ALFWorld's planner), in an environment of their own
 	@test -x .venv-text/bin/python || $(PYTHON) -m venv .venv-text
-	.venv-text/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[text,alfworld,dev]'
+	.venv-text/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[text,alfworld,express,dev]'
 	.venv-text/bin/python -m pytest tests/envs/text
 
 check: $(STAMP) ## Lint, types, import rules

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import time
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
-from forkgym.console import Console
-
-__all__ = ["Progress"]
+__all__ = ["Progress", "Screen"]
 
 _INTERVAL = 15.0
+
+
+class Screen(Protocol):
+    """What a console is to a progress: the command's own console is one."""
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether a person is likely watching."""
+
+    def message(self, text: str) -> None:
+        """Write a line beside the result."""
 
 
 class Progress:
@@ -22,7 +31,7 @@ class Progress:
         unit: What a step is called, in the plural.
     """
 
-    def __init__(self, console: Console, total: int, unit: str) -> None:
+    def __init__(self, console: Screen, total: int, unit: str) -> None:
         self._console, self._total, self._unit = console, total, unit
         self._done, self._began, self._said = 0, time.monotonic(), time.monotonic()
         self._bar: Any = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from zlib import crc32
 
 import pytest
@@ -171,3 +172,23 @@ def test_a_timeline_gives_overlapping_spans_lanes_of_their_own_and_measures_them
     assert (timeline.busy("engine"), timeline.busy("learner"), timeline.dropped) == (4.0, 3.0, 1)
     assert timeline.overlap("learner", "engine") == pytest.approx(1 / 3)
     assert timeline.overlap("nobody", "engine") == 0.0
+
+
+def heavy(*what: object) -> float:
+    """Lognormal seconds (σ = 1.5), and one of a hundred twenty times as long."""
+    source = random.Random(repr(what))
+    seconds = source.lognormvariate(0.0, 1.5)
+    return seconds * (20.0 if source.random() < 0.01 else 1.0)
+
+
+def test_under_heavy_tails_a_group_waits_for_its_own_stragglers_only():
+    latest = {}
+    for whole_update in (False, True):
+        timeline = Timeline()
+        limits = Limits(groups=32, group_size=8, max_running=256)
+        stream(Sleepers(heavy, whole_update=whole_update), limits, 5, timeline=timeline)
+        latencies = sorted(one["dur"] / 1e6 for one in events(timeline) if one["cat"] == "groups")
+        latest[whole_update] = latencies[int(0.99 * len(latencies))], latencies[len(latencies) // 2]
+    print(f"p99 and median group latency: {latest[False]} streamed, {latest[True]} with a barrier between the phases")
+    assert latest[False][0] < latest[True][0]
+    assert latest[False][1] < 0.25 * latest[True][1]

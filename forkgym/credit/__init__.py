@@ -18,16 +18,21 @@ from forkgym.credit.protocol import (
     CreditBatch,
     CreditTerm,
     ScoreSelector,
+    TrainingSet,
 )
 from forkgym.credit.registry import UnknownAlgorithm, list_algorithms, make_algorithm, register_algorithm
 from forkgym.credit.selectors import select_by_score, turn_score
 from forkgym.credit.terms import ContrastOrOutcome, GroupRelative, MergedEvidence, TurnCredit
+from forkgym.credit.training_sets import AllBranches, Alternatives, BestFork, TreeLeaves
 from forkgym.credit.turn_terms import AnchorStates, BoundaryValues, LearnedCredit, ProcessReward, SuccessOnly
 
 __all__ = [
     "Advantages",
     "Algorithm",
+    "AllBranches",
+    "Alternatives",
     "AnchorStates",
+    "BestFork",
     "BoundaryValues",
     "Branching",
     "CoinSelector",
@@ -40,6 +45,8 @@ __all__ = [
     "ProcessReward",
     "ScoreSelector",
     "SuccessOnly",
+    "TrainingSet",
+    "TreeLeaves",
     "TurnCredit",
     "UnknownAlgorithm",
     "centred",

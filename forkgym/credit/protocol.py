@@ -21,6 +21,7 @@ __all__ = [
     "CreditBatch",
     "CreditTerm",
     "ScoreSelector",
+    "TrainingSet",
 ]
 
 Advantages = list[list[float]]
@@ -132,6 +133,14 @@ class CreditTerm(Protocol):
         ...
 
 
+class TrainingSet(Protocol):
+    """Chooses what is trained on, where that is not the factual episodes."""
+
+    def __call__(self, batch: CreditBatch, algorithm: Algorithm) -> tuple[list[Episode], Advantages]:
+        """Episodes (keys unique) and one advantage for each of their turns."""
+        ...
+
+
 class Algorithm(msgspec.Struct, frozen=True, kw_only=True):
     """A point in the space of methods.
 
@@ -142,6 +151,7 @@ class Algorithm(msgspec.Struct, frozen=True, kw_only=True):
         loss: The policy loss.
         branching: Which counterfactuals are run; ``None`` runs none.
         source: Paper, section and equations.
+        training: What is trained on; ``None`` means the factual episodes with :meth:`advantages`.
     """
 
     name: str
@@ -150,6 +160,13 @@ class Algorithm(msgspec.Struct, frozen=True, kw_only=True):
     loss: ClippedSurrogate
     branching: Branching | None = None
     source: str = ""
+    training: TrainingSet | None = None
+
+    def examples(self, batch: CreditBatch) -> tuple[list[Episode], Advantages]:
+        """What the learner gets: episodes and one advantage for each of their turns."""
+        if self.training is None:
+            return batch.episodes, self.advantages(batch)
+        return self.training(batch, self)
 
     def advantages(self, batch: CreditBatch) -> Advantages:
         """Sum of the credit terms, one number per turn."""

@@ -19,7 +19,7 @@ from forkgym.credit import make_algorithm
 from forkgym.credit.protocol import Advantages, Algorithm, CreditBatch
 from forkgym.credit.terms import TurnCredit
 from forkgym.noise import episode_id, generator
-from forkgym.rollout.trace import Ledger
+from forkgym.rollout.trace import Episode, Ledger
 from forkgym.schedule import ControllerState, settle
 from forkgym.store import RunStore
 from forkgym.train.build import build_engine, build_learner, check_room, environment_maker, load_policy, save_policy
@@ -149,8 +149,7 @@ class Trainer:
         update = self.state.updates
         before, progress = dict(self.state.ledger.seconds), self._progress()
         collection = self.collector.collect(update, update, self._tasks(update), self.state.controller)
-        advantages = self._credit(collection, progress)
-        metrics = self._learn(update, collection, advantages)
+        metrics = self._learn(update, *self._credit(collection, progress))
         self._publish(update + 1)
         self.state.updates = update + 1
         row = self._row(update, collection, metrics, before)
@@ -174,7 +173,7 @@ class Trainer:
         )
         return [int(task) for task in drawn]
 
-    def _credit(self, collection: Collection, progress: float) -> Advantages:
+    def _credit(self, collection: Collection, progress: float) -> tuple[list[Episode], Advantages]:
         controller = self.state.controller
         batch = CreditBatch(
             groups=collection.groups,
@@ -182,7 +181,7 @@ class Trainer:
             progress=progress,
             running_scale=controller.running_scale,
         )
-        advantages = self.algorithm.advantages(batch)
+        examples = self.algorithm.examples(batch)
         branching = self.algorithm.branching
         if branching is not None:
             credited = any(isinstance(term, TurnCredit) for term in self.algorithm.credit)
@@ -191,17 +190,17 @@ class Trainer:
             settle(
                 collection.decisions, branching, controller, credited=credited, episodes=episodes if by_group else None
             )
-        return advantages
+        return examples
 
-    def _learn(self, update: int, collection: Collection, advantages: Advantages) -> LearnerMetrics:
+    def _learn(self, update: int, episodes: list[Episode], advantages: Advantages) -> LearnerMetrics:
         from forkgym.learn.batch import training_sequences
 
         started = time.perf_counter()
         supports = None
         if self.algorithm.rollout.top_p < 1.0:
             # The ratio is that of the truncated distribution, so the learner needs what each token was drawn from.
-            supports = {episode.key: [turn.supports or [] for turn in episode.turns] for episode in collection.episodes}
-        metrics = self.learner.update(training_sequences(collection.episodes, advantages, supports), update)
+            supports = {episode.key: [turn.supports or [] for turn in episode.turns] for episode in episodes}
+        metrics = self.learner.update(training_sequences(episodes, advantages, supports), update)
         if self.timeline is not None:
             self.timeline.span("learner", f"update {update}", started, time.perf_counter())
         ledger = self.state.ledger

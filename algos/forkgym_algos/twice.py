@@ -106,9 +106,11 @@ def twice_dr(
     pairs: int = 1,
     rule: Rule = "sqrt",
     warmup_updates: int = 3,
+    warmup_propensity: float = 0.3,
     clip: float = 0.2,
     kl_coefficient: float = 0.001,
     aggregate: Literal["sum", "episode-mean", "token-mean"] = "sum",
+    loss_scale: float = 32.0,
 ) -> Algorithm:
     """``Â = b + B·S·(D − b)/(q·q_same^e)`` with b fitted on earlier twins, q ∝ √(E[(D − b)²]/c).
 
@@ -121,10 +123,12 @@ def twice_dr(
         control_variate: b.
         pairs: J.
         rule: Allocation rule.
-        warmup_updates: First updates that branch with q = 0.3 everywhere.
+        warmup_updates: First updates that branch with one q everywhere.
+        warmup_propensity: That q.
         clip: ε of the clipped surrogate.
         kl_coefficient: Weight of the k3 KL term.
         aggregate: How token losses are aggregated.
+        loss_scale: The constant that ``sum`` divides by, in tokens an episode.
     """
     return Algorithm(
         name="twice-dr",
@@ -135,12 +139,13 @@ def twice_dr(
                 budget_fraction=budget_fraction,
                 minimum_propensity=minimum_propensity,
                 warmup_updates=warmup_updates,
+                warmup_propensity=warmup_propensity,
             ),
             plan=BranchPlan(pairs=pairs),
             control_variate=control_variate,
             adaptive_same_evidence=True,
         ),
         credit=(GroupRelative(scale="std"), TurnCredit(weight=omega, scale="running")),
-        loss=ClippedSurrogate(clip=clip, kl_coefficient=kl_coefficient, aggregate=aggregate),
+        loss=ClippedSurrogate(clip=clip, kl_coefficient=kl_coefficient, aggregate=aggregate, scale=loss_scale),
         source="forkgym, after Twice §4",
     )

@@ -207,3 +207,7 @@ def test_the_switches_of_twice_reach_its_pieces() -> None:
     assert branching.plan.same_evidence_probability == 0.0
     assert (branching.selector.warmup_propensity, branching.selector.rule) == (0.6, "sqrt-score")
     assert (algorithm.loss.scale, algorithm.rollout.top_p) == (7.0, 0.9)
+    robust = make_algorithm("twice-dr", warmup_propensity=0.6, loss_scale=7.0)
+    assert robust.branching is not None
+    assert isinstance(robust.branching.selector, CoinSelector)
+    assert (robust.branching.selector.warmup_propensity, robust.loss.scale) == (0.6, 7.0)

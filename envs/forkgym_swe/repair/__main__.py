@@ -70,9 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--start", type=int, default=0, help="begin with this task")
     parser.add_argument("--step", type=int, default=1, help="take every so-manieth task")
     parser.add_argument("--table", action="store_true", help="play the scripted policies on every split")
-    parser.add_argument(
-        "--ship", action="store_true", help="write these studies and the rehearsals into the package"
-    )
+    parser.add_argument("--ship", action="store_true", help="write these studies and the rehearsals into the package")
     given = parser.parse_args(arguments)
     memo = open_memo()
     studies = precompute(given.tasks, memo, start=given.start, step=given.step)

@@ -54,6 +54,7 @@ class RepairState(msgspec.Struct):
         task: Its number.
         edit: (line, edit) that is made, from 0, or None.
         changes: How often the tree was changed.
+        tried: (line, edit) of all edits made so far, from 0.
         seen: Lines inspected, from 1, in order; ``look`` and ``rank`` are 0 and −1.
         tested: Result of the last test of the tree as it is: ``""``, ``"passes"`` or ``"fails"``.
     """
@@ -62,6 +63,7 @@ class RepairState(msgspec.Struct):
     task: int = -1
     edit: tuple[int, int] | None = None
     changes: int = 0
+    tried: list[tuple[int, int]] = []
     seen: list[int] = []
     tested: str = ""
 
@@ -110,7 +112,7 @@ class RepairEnv(TextEnv):
         self,
         *,
         tasks: str = "samples",
-        max_turns: int = 10,
+        max_turns: int = 12,
         memoise: bool = True,
         study: bool = False,
         instructions: bool = False,
@@ -232,6 +234,7 @@ class RepairEnv(TextEnv):
         if line >= len(study.lines) or number >= len(study.lines[line].edits):
             return texts.NOTHING
         state.edit, state.changes, state.tested = (line, number), state.changes + 1, ""
+        state.tried.append((line, number))
         info["evidence"] = ["edit", line + 1, number + 1, state.changes]
         return texts.DONE
 

@@ -22,9 +22,12 @@ __all__ = ["ERRORS", "REHEARSALS", "demonstrations", "expert_action"]
 
 REHEARSALS: Final = "rehearsals"
 """Name of the split that rehearsals are."""
-ERRORS: Final = {"line": 0.4, "edit": 0.3, "premature": 0.15, "untested": 0.1, "malformed": 0.05}
-"""Share of each kind of error among the expert's errors: another line is inspected, another edit is made, an edit is
-submitted that did not pass (or was not tested), an edit is replaced before it was tested, a line that is no action."""
+ERRORS: Final = {"line": 0.75, "premature": 0.1, "untested": 0.1, "malformed": 0.05}
+"""Share of each kind of error among the expert's errors: another line is inspected, an edit is submitted that did not
+pass (or was not tested), an edit is replaced before it was tested, a line that is no action."""
+WRONG_EDIT: Final = 2.0
+"""A wrong edit is made with this multiple of the error rate. A pupil guesses wrong more often than not, and has to have
+seen what is done then: another edit, never the same again."""
 
 
 def expert_action(env: RepairEnv, rng: np.random.Generator, error_rate: float) -> str:
@@ -52,23 +55,24 @@ def expert_action(env: RepairEnv, rng: np.random.Generator, error_rate: float) -
             return "submit"
     if env.turns_left <= 2 and state.edit is None and error == "premature":
         return "submit"
-    return _onwards(env, rng, error)
+    return _onwards(env, rng, error, error_rate)
 
 
-def _onwards(env: RepairEnv, rng: np.random.Generator, error: str) -> str:
+def _onwards(env: RepairEnv, rng: np.random.Generator, error: str, error_rate: float) -> str:
     """Inspect a line or make one of its edits."""
     state, study = env.position, env.task.study
     repairs = study.repairs
     lines = sorted({line for line, _ in repairs})
-    inspected = [number - 1 for number in state.seen if 1 <= number <= len(study.lines)]
+    inspected = list(dict.fromkeys(number - 1 for number in state.seen if 1 <= number <= len(study.lines)))
     known = [line for line in lines if line in inspected]
     if error == "line":
         others = [line for line in range(len(study.lines)) if line not in lines and line not in inspected]
         if others:
             return f"inspect {_biased(rng, others) + 1}"
-    if error == "edit" and inspected:
+    if inspected and rng.random() < WRONG_EDIT * error_rate:
         line = inspected[-1]
-        wrong = [n for n in range(len(study.lines[line].edits)) if (line, n) not in repairs and (line, n) != state.edit]
+        used = {*repairs, *state.tried}
+        wrong = [number for number in range(len(study.lines[line].edits)) if (line, number) not in used]
         if wrong:
             return f"edit {line + 1} {LETTERS[wrong[int(rng.integers(len(wrong)))]]}"
     if not known:

@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: help venv demo test test-fast test-slow test-wheel test-text check format bench coverage clean
+.PHONY: help venv demo test test-fast test-slow test-wheel test-text test-programs check format bench coverage clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -43,6 +43,9 @@ test-text: ## Test the text games with their engines (TextWorld, ALFWorld's plan
 	@test -x .venv-text/bin/python || $(PYTHON) -m venv .venv-text
 	.venv-text/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[text,alfworld,express,dev]'
 	.venv-text/bin/python -m pytest tests/envs/text
+
+test-programs: $(STAMP) ## Run all random programs on repositories, real ones as far as they were fetched (ten minutes)
+	FORKGYM_ALL_PROGRAMS=1 $(BIN)/python -m pytest -m slow tests/envs/swe/test_programs.py
 
 check: $(STAMP) ## Lint, types, import rules
 	$(BIN)/ruff check .

@@ -16,7 +16,11 @@ from forkgym import Handle, Luck, ReplayDivergence, testing
 HERE = Path(__file__).parent
 INSTALLED = importlib.metadata.entry_points(group="forkgym.envs")  # list_envs() also has what other tests register
 ENVIRONMENTS = sorted(point.name for point in INSTALLED)
+COSTLY = {"swe/Task-v0"}  # a step is a command in a sandbox; longer programs: tests/envs/swe/test_programs.py
 every_environment = pytest.mark.parametrize("env_id", ENVIRONMENTS)
+costly_ones_slow = pytest.mark.parametrize(
+    "env_id", [pytest.param(name, marks=pytest.mark.slow) if name in COSTLY else name for name in ENVIRONMENTS]
+)
 
 
 @functools.cache
@@ -66,20 +70,22 @@ def test_there_are_environments_to_test():
     assert {"toy", "retrieval"} <= {name.split("/")[0] for name in ENVIRONMENTS}
 
 
-@every_environment
+@costly_ones_slow
 def test_it_keeps_every_promise(env_id):
     testing.check_env(env_id, **arguments(env_id))
 
 
 @every_environment
 def test_the_fork_machine_finds_nothing_wrong(env_id):
-    testing.fork_machine(env_id, max_examples=15, steps=20, **arguments(env_id)).TestCase("runTest").debug()
+    examples, steps = (2, 8) if env_id in COSTLY else (15, 20)
+    testing.fork_machine(env_id, max_examples=examples, steps=steps, **arguments(env_id)).TestCase("runTest").debug()
 
 
 @pytest.mark.slow
 @every_environment
-def test_the_fork_machine_finds_nothing_wrong_in_five_hundred_programs(env_id):
-    testing.fork_machine(env_id, max_examples=500, steps=40, **arguments(env_id)).TestCase("runTest").debug()
+def test_the_fork_machine_finds_nothing_wrong_in_hundreds_of_programs(env_id):
+    examples, steps = (25, 20) if env_id in COSTLY else (500, 40)
+    testing.fork_machine(env_id, max_examples=examples, steps=steps, **arguments(env_id)).TestCase("runTest").debug()
 
 
 def available_here(env_id):
@@ -107,7 +113,7 @@ def test_a_thousand_random_handles_lead_to_equal_state_hashes_in_another_process
     _replay_random_handles(1000)
 
 
-@every_environment
+@costly_ones_slow
 def test_a_handle_is_as_small_as_promised(env_id):
     for number in range(10):
         handle = random_episode(env_id, number).handle()

@@ -140,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows and curves there")
     arguments = parser.parse_args(argv)
     plan = load_plan(arguments.plan)
-    folder = str(plan.base.get("run", {}).get("directory", "runs"))
+    folder = str(plan.config(next(iter(plan.methods)), arguments.overrides).run.directory)
     curves: dict[str, list[Curve]] = {method: [] for method in plan.methods}
     for seed in (int(text) for text in arguments.seeds.split(",")):
         own = [f"run.seed={seed}", f"run.directory='{folder}/seed{seed}'"]

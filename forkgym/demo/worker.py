@@ -27,7 +27,7 @@ def main() -> int:
         if branching is not None and branching.plan.coupling == "twin":
             coupling = trainer.evaluator.coupling(
                 config.evaluation.split,
-                range(min(COUPLING_TASKS, config.evaluation.tasks)),
+                range(min(COUPLING_TASKS, config.evaluation.tasks, trainer.task_count(config.evaluation.split))),
                 version=trainer.state.updates,
                 layout=Layout(trainer.algorithm.rollout.layout),
             )

@@ -103,7 +103,7 @@ class Trainer:
         self.engine = build_engine(config.policy, self.model, self.renderer, version=0)
         self.learner = build_learner(config, self.model, self.algorithm)
         for split in (config.env.split, config.evaluation.split):
-            self._task_count(split)
+            self.task_count(split)
             check_room(self.make_env, self.renderer, split, config.policy, self.engine.context_limit)
         # Last, so that a configuration which does not work leaves no directory that belongs to it.
         self.store = self._open_store()
@@ -167,7 +167,7 @@ class Trainer:
 
     def _tasks(self, update: int) -> list[int]:
         """Tasks of an update: a keyed draw without replacement (with, when there are fewer tasks than groups)."""
-        count, groups = self._task_count(self.config.env.split), self.config.collection.groups_per_update
+        count, groups = self.task_count(self.config.env.split), self.config.collection.groups_per_update
         drawn = generator(episode_id(self.config.run.seed, "tasks", update, 0, 0)).choice(
             count, size=groups, replace=count < groups
         )
@@ -253,7 +253,7 @@ class Trainer:
         settings, update, greedy = self.config.evaluation, self.state.updates, mode == "greedy"
         if (update, mode) in self._evaluations:
             return
-        tasks = range(min(settings.tasks, self._task_count(settings.split)))
+        tasks = range(min(settings.tasks, self.task_count(settings.split)))
         result = self.evaluator.evaluate(
             settings.split, tasks, version=update, samples=1 if greedy else settings.samples, greedy=greedy
         )
@@ -264,7 +264,12 @@ class Trainer:
         self.log.info("evaluation", update=update, mode=mode, split=result.split, success=result.success)
         self.progress.evaluated(update, result)
 
-    def _task_count(self, split: str) -> int:
+    def task_count(self, split: str) -> int:
+        """Number of tasks of a split.
+
+        Raises:
+            ValueError: There is no such split.
+        """
         env = self.make_env()
         try:
             splits = env.splits

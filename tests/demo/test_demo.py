@@ -49,12 +49,13 @@ def plan_file(directory: Path, method: str = "grpo", checkpoint: str = "atlas-ti
     return file
 
 
-def test_the_built_in_plan_trains_every_preset_at_one_budget() -> None:
+def test_the_built_in_plan_trains_six_presets_at_one_budget() -> None:
     plan = load_plan()
     shipped = [
         point.name for point in entry_points(group="forkgym.algos") if point.dist and point.dist.name == "forkgym"
     ]
-    assert sorted(plan.methods) == sorted(shipped)
+    assert list(plan.methods) == ["grpo", "rloo", "crr", "twice", "twice-dr", "merge-annealed"]
+    assert set(plan.methods) <= set(shipped)
     configs = [plan.config(method) for method in plan.methods]
     assert len({(config.budget.tokens, config.run.seed, config.policy.checkpoint) for config in configs}) == 1
     assert [config.run_directory.name for config in configs] == list(plan.methods)

@@ -73,6 +73,7 @@ def test_before_there_is_a_multiplier_branches_are_drawn_as_in_warm_up():
     assert {one.propensity for one in decisions} == {0.4}
 
 
+@pytest.mark.slow
 def test_the_realised_budget_is_met_over_any_ten_updates():
     # As for planning over the whole batch: 640 episodes an update, the promise is 3 %.
     setting = branching(CoinSelector(warmup_updates=3))

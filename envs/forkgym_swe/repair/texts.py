@@ -53,7 +53,7 @@ def parse_action(text: str) -> dict[str, Any]:
         return _invalid("")
     name, rest = words[0].lower(), words[1:]
     if name == "inspect" and len(rest) == 1 and _is_number(rest[0]):
-        return {"tool": name, "arguments": {"line": int(rest[0])}}
+        return check_action({"tool": name, "arguments": {"line": int(rest[0])}})
     if name == "edit" and len(rest) == 2 and _is_number(rest[0]):
         return check_action({"tool": name, "arguments": {"line": int(rest[0]), "edit": rest[1].lower()}})
     if name in ACTIONS and name not in ("inspect", "edit") and not rest:

@@ -75,6 +75,7 @@ def test_a_lost_import_comes_back_after_docstring_and_future() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_every_candidate_of_this_package_is_another_program_and_said_in_known_words() -> None:
     import forkgym_swe.repair
 

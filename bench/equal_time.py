@@ -1,10 +1,11 @@
 """Do counterfactuals pay? Methods side by side at equal tokens and at equal seconds, every cost charged, several seeds.
 
-``python -m bench equal_time PLAN.toml [--seeds 1,2,3] [--set KEY=VALUE] [--workers N] [--json FILE]``. A plan is what
-``forkgym demo`` takes: a training configuration with one ``[methods.NAME]`` table a method; ``evaluation.every`` must
-be set, since success at equal seconds is read off the learning curves (linearly between evaluations). Seconds are
-those of rollouts, counterfactuals and the learner, and what the environment took from a memo is charged at what it
-once cost. Runs that are finished are read, not repeated.
+``python -m bench equal_time PLAN.toml [--seeds 1,2,3] [--set KEY=VALUE] [--workers N] [--plot FILE] [--json FILE]``. A
+plan is what ``forkgym demo`` takes: a training configuration with one ``[methods.NAME]`` table a method;
+``evaluation.every`` must be set, since success at equal seconds is read off the learning curves (linearly between
+evaluations). Seconds are those of rollouts, counterfactuals and the learner, and what the environment took from a memo
+is charged at what it once cost.
+Runs that are finished are read, not repeated.
 """
 
 from __future__ import annotations
@@ -126,6 +127,34 @@ def _mean_and_error(values: Sequence[float]) -> tuple[float, float]:
     return float(np.mean(values)), error
 
 
+def draw(curves: Mapping[str, Sequence[Curve]], path: Path) -> None:
+    """Learning curves against tokens and against seconds: the mean over seeds, and a band from the worst to the best.
+
+    Args:
+        curves: Method → one curve a seed.
+        path: Picture to write.
+    """
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, panes = plt.subplots(1, 2, figsize=(9.5, 3.6), sharey=True, layout="constrained")
+    for axis, label, pane in zip(("tokens", "seconds"), ("generated tokens", "charged seconds"), panes, strict=True):
+        for method, runs in curves.items():
+            end = min(getattr(run, axis)[-1] for run in runs)
+            grid = np.linspace(0, end, 61)
+            values = np.array([[run.at(axis, value) for value in grid] for run in runs])
+            (line,) = pane.plot(grid, values.mean(axis=0), label=method)
+            pane.fill_between(grid, values.min(axis=0), values.max(axis=0), color=line.get_color(), alpha=0.12, lw=0)
+        pane.set_xlabel(label)
+        pane.grid(alpha=0.3)
+    panes[0].set_ylabel("held-out sampled success")
+    panes[0].legend()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Train what is not trained yet and print both tables.
 
@@ -137,6 +166,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", default="1,2,3", help="comma-separated (default: 1,2,3)")
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--workers", type=int, help="processes at a time; timings want one (the default)", default=1)
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the learning curves there (needs matplotlib)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows and curves there")
     arguments = parser.parse_args(argv)
     plan = load_plan(arguments.plan)
@@ -150,6 +180,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows, costs = compare(curves)
     print(render_table(rows, title=f"Held-out sampled success, mean over seeds {arguments.seeds}"))
     print(render_table(costs, title="Charged seconds a run and their split"))
+    if arguments.plot is not None:
+        draw(curves, arguments.plot)
     if arguments.json is not None:
         arguments.json.write_text(
             json.dumps({"success": rows, "costs": costs, "curves": msgspec.to_builtins(curves)}, indent=1)

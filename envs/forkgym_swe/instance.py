@@ -9,12 +9,14 @@ from typing import Literal
 
 import msgspec
 
+from forkgym.core import ForkgymError
+
 __all__ = ["Difficulty", "Instance", "InstanceError", "Source", "dump_instances", "load_instances"]
 
 SourceKind = Literal["sdist", "git", "folder", "sample"]
 
 
-class InstanceError(ValueError):
+class InstanceError(ForkgymError, ValueError):
     """A task file or a task's repository is not what it should be; the text says what and where."""
 
 

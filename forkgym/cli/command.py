@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from forkgym.console import Console
 
-__all__ = ["BAD_INPUT", "INTERRUPTED", "NO", "OK", "Command", "UsageError", "bad_input"]
+__all__ = ["BAD_INPUT", "INTERRUPTED", "NO", "OK", "Command", "UsageError", "bad_input", "positive"]
 
 OK = 0
 NO = 1
@@ -49,3 +49,18 @@ def bad_input(*kinds: type[Exception]) -> Iterator[None]:
         yield
     except expected as error:
         raise UsageError(str(error)) from error
+
+
+def positive(text: str) -> int:
+    """An integer of at least 1, for argparse.
+
+    Raises:
+        argparse.ArgumentTypeError: It is none.
+    """
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least 1")
+    return value

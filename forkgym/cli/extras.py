@@ -42,9 +42,11 @@ def missing_by_extra() -> dict[str, list[str]]:
 
 
 def extra_of(module: str) -> str | None:
-    """The extra that brings a module, e.g. ``train`` for ``torch``."""
+    """The extra that brings a module, e.g. ``train`` for ``torch``; of several the one that brings least besides."""
     wanted = module.partition(".")[0].lower().replace("_", "-")
-    for extra, names in extras().items():
-        if any(wanted in (name.lower(), _MODULES.get(name.lower())) for name in names):
-            return extra
-    return None
+    bringing = [
+        (len(names), extra)
+        for extra, names in extras().items()
+        if any(wanted in (name.lower(), _MODULES.get(name.lower())) for name in names)
+    ]
+    return min(bringing)[1] if bringing else None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from forkgym.cli.command import INTERRUPTED, OK, Command, UsageError, bad_input
+from forkgym.cli.command import INTERRUPTED, OK, Command, UsageError, bad_input, positive
 from forkgym.console import Console, make_progress
 
 if TYPE_CHECKING:
@@ -304,21 +304,6 @@ def parse_arguments(pairs: list[str]) -> dict[str, Any]:
             parsed = {"value": text}
         found[name] = parsed["value"] if parsed.keys() == {"value"} else text
     return found
-
-
-def positive(text: str) -> int:
-    """An integer of at least 1, for argparse.
-
-    Raises:
-        argparse.ArgumentTypeError: It is none.
-    """
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least 1")
-    return value
 
 
 def seed_value(text: str) -> int:

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from forkgym.cli.command import OK, Command, UsageError, bad_input
-from forkgym.cli.training import parse_arguments, positive, without_nan
+from forkgym.cli.command import OK, Command, UsageError, bad_input, positive
+from forkgym.cli.training import parse_arguments, without_nan
 from forkgym.console import Console
 
 __all__ = ["WARMSTART"]
@@ -45,9 +45,15 @@ def _warmstart(arguments: argparse.Namespace, console: Console) -> int:
     options: dict[str, Any] = {name: getattr(arguments, name) for name in _OPTIONS}
     options |= {"evaluation_split": arguments.split, "evaluation_tasks": arguments.tasks}
     kwargs = parse_arguments(arguments.env_arg)
-    check_teachable(arguments.env, kwargs)
-    from forkgym.learn.warmstart import warm_start
+    check_teachable(arguments.env, kwargs, split=arguments.split)
+    from forkgym.learn.warmstart import BATCH_SIZE, warm_start
 
+    batch = arguments.batch_size or BATCH_SIZE
+    if arguments.demonstrations is not None and arguments.demonstrations < batch:
+        raise UsageError(
+            f"--demonstrations is {arguments.demonstrations}, fewer than one batch of {batch}: make more, or lower "
+            "--batch-size."
+        )
     # Beside its place and renamed at the end: a crash leaves no half checkpoint under the name.
     partial = output.with_name(f".{output.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -73,11 +79,16 @@ def _warmstart(arguments: argparse.Namespace, console: Console) -> int:
     return OK
 
 
-def check_teachable(env_id: str, kwargs: dict[str, Any]) -> None:
+def check_teachable(env_id: str, kwargs: dict[str, Any], *, split: str | None = None) -> None:
     """Refuse an environment that nothing can be imitated in.
 
+    Args:
+        env_id: Environment id.
+        kwargs: Its keyword arguments.
+        split: Held-out split that is reported on; by default ``test``.
+
     Raises:
-        UsageError: It is no text environment, or offers no vocabulary or demonstrations.
+        UsageError: It is no text environment, offers no vocabulary or demonstrations, or has no such split.
     """
     import forkgym
 
@@ -89,6 +100,11 @@ def check_teachable(env_id: str, kwargs: dict[str, Any]) -> None:
         with bad_input(NotImplementedError):
             env.vocabulary()
             env.demonstrations(1, seed=0, error_rate=0.0)
+        if not env.splits.get(split or "test"):
+            raise UsageError(
+                f"{env_id} has no tasks in split {split or 'test'!r} to report on; choose another by --split: it has "
+                f"{', '.join(name for name, count in env.splits.items() if count)}."
+            )
     finally:
         env.close()
 

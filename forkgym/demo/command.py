@@ -8,8 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from forkgym.cli.command import OK, Command
-from forkgym.cli.training import positive
+from forkgym.cli.command import OK, Command, positive
 from forkgym.console import Console
 from forkgym.demo.compare import MethodResult, load_plan, run_demo
 

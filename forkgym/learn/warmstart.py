@@ -39,6 +39,8 @@ __all__ = [
 
 REPORT_FILE = "warmstart.json"
 _MAX_TURN_TOKENS = 24
+BATCH_SIZE = 32
+"""Sequences of one step, unless told otherwise."""
 _MAX_CONTEXT = 512
 _SHOWN_LOSSES = 50
 
@@ -159,7 +161,7 @@ def warm_start(
     steps: int = 800,
     demonstrations: int = 8_000,
     error_rate: float = 0.25,
-    batch_size: int = 32,
+    batch_size: int = BATCH_SIZE,
     learning_rate: float = 2e-3,
     evaluation_split: str = "test",
     evaluation_tasks: int = 400,

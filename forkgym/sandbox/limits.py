@@ -32,6 +32,10 @@ DETERMINISTIC_ENVIRONMENT: Mapping[str, str] = {
 """Set for every command before the sandbox's own variables. Nothing of the host's environment gets in."""
 
 
+LONGEST = 1e9
+"""Seconds that a command may take at most."""
+
+
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one command, and one sandbox, may use.
 
@@ -63,8 +67,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
-            if getattr(self, name) <= 0:
+            if not getattr(self, name) > 0:
                 raise SandboxError(f"limit {name} is {getattr(self, name)}; it must be above zero")
+        check_timeout("limit wall_seconds", self.wall_seconds)
 
     def resources(self, *, processes: bool = True) -> dict[str, int]:
         """The limits that setrlimit(2) knows, by the names of `inside.spawn.RESOURCES`.
@@ -82,6 +87,17 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             "core": 0,
         }
         return found | {"processes": self.processes} if processes else found
+
+
+def check_timeout(name: str, seconds: float) -> float:
+    """The seconds, if a clock can wait for them.
+
+    Raises:
+        SandboxError: They are no number above zero, or more than thirty years.
+    """
+    if not 0 < seconds <= LONGEST:
+        raise SandboxError(f"{name} is {seconds}; it must be above zero and at most {LONGEST:,.0f} seconds")
+    return seconds
 
 
 def command_environment() -> dict[str, str]:

@@ -16,7 +16,7 @@ from .engine import Command, Engine, Layer
 from .engines import engine_for, image_store
 from .errors import SandboxClosedError, SandboxError, SandboxPathError
 from .images import Image
-from .limits import Limits, command_environment
+from .limits import Limits, check_timeout, command_environment
 from .output import CompletedCommand
 from .patch import render_patch
 from .repeat import Clock, repeat_variables
@@ -215,7 +215,7 @@ class Sandbox:
             merge_stderr: Put standard error into standard output, in the order of writing.
 
         Raises:
-            SandboxError: The command is empty or holds a zero byte.
+            SandboxError: The command is empty or holds a zero byte, or the timeout is no positive number of seconds.
         """
         argv = (self._shell, "-c", command) if isinstance(command, str) else tuple(command)
         variables = {**command_environment(), **self._repeat, **self.environment, **(env or {})}
@@ -231,7 +231,7 @@ class Sandbox:
                 environment=variables,
                 cwd=folder,
                 stdin=stdin.encode() if isinstance(stdin, str) else stdin,
-                timeout=self.limits.wall_seconds if timeout is None else timeout,
+                timeout=self.limits.wall_seconds if timeout is None else check_timeout("timeout", timeout),
                 limits=self.limits,
                 merge_stderr=merge_stderr,
             ),

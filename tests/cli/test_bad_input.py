@@ -330,3 +330,32 @@ def test_an_action_after_the_end_names_the_remedy() -> None:
         ended = terminated or truncated
     with pytest.raises(ForkgymError, match="reset"):
         env.step("too late")
+
+
+def test_a_warm_start_is_refused_before_its_minutes_of_training(forkgym_command: Caller, tmp_path: Path) -> None:
+    target = tmp_path / "policy"
+    outcome = forkgym_command("warmstart", "swe/Repair-v0", target, "--split", "nosuch")
+    assert outcome.code == 2
+    assert "nosuch" in outcome.err
+    assert "validation" in outcome.err
+    outcome = forkgym_command("warmstart", "swe/Repair-v0", target, "--demonstrations", "20")
+    assert outcome.code == 2
+    assert "fewer than one batch" in outcome.err
+    assert not target.exists()
+
+
+def test_a_project_without_tests_makes_no_tasks_and_says_why(forkgym_command: Caller, tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "code.py").write_text("def f(x):\n    return x + 1\n")
+    outcome = forkgym_command("make-tasks", project, "--output", tmp_path / "tasks.jsonl")
+    assert outcome.code == 1
+    assert "makes no tasks" in outcome.out
+    assert "Next" not in outcome.out
+    for wrong in (
+        ("--output", tmp_path),
+        ("--output", tmp_path / "o", "--count", "0"),
+        ("--output", tmp_path / "o", "--history"),
+    ):
+        outcome = forkgym_command("make-tasks", project, *wrong)
+        assert outcome.code == 2, wrong

@@ -384,7 +384,7 @@ def fake_warm_start(monkeypatch: pytest.MonkeyPatch) -> Callable[[], dict[str, A
         return FakeReport(environment=env_id, by_hops={1: 2})
 
     monkeypatch.setattr(warmstart, "warm_start", warm_start)
-    monkeypatch.setattr("forkgym.cli.warmstarting.check_teachable", lambda env_id, kwargs: None)
+    monkeypatch.setattr("forkgym.cli.warmstarting.check_teachable", lambda env_id, kwargs, split=None: None)
     return lambda: asked
 
 

@@ -370,3 +370,13 @@ def test_threads_use_different_sandboxes_at_once(create: Create) -> None:
     for thread in threads:
         thread.join()
     assert outputs == {number: f"{number}\n" * 3 for number in range(4)}
+
+
+@pytest.mark.parametrize("seconds", [float("inf"), float("nan"), 1e30, 0.0, -1.0])
+def test_a_time_that_no_clock_can_wait_for_is_refused_and_the_sandbox_goes_on(create: Create, seconds: float) -> None:
+    with pytest.raises(SandboxError, match="above zero"):
+        Limits(wall_seconds=seconds)
+    with create() as sandbox:
+        with pytest.raises(SandboxError, match="timeout"):
+            sandbox.run(["true"], timeout=seconds)
+        assert sandbox.run(["true"]).ok

@@ -6,7 +6,7 @@ import argparse
 import time
 from pathlib import Path
 
-from forkgym.cli.command import OK, Command, UsageError, bad_input
+from forkgym.cli.command import NO, OK, Command, UsageError, bad_input, positive
 from forkgym.console import Console
 from forkgym_swe.instance import Instance, InstanceError, dump_instances
 
@@ -30,11 +30,13 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--catalogue", action="store_true", help="every project of the catalogue")
     parser.add_argument("--list", action="store_true", help="show the catalogue and the operators, and stop")
     parser.add_argument("--fetch", action="store_true", help="get missing sources and requirements by pip")
-    parser.add_argument("--count", type=int, default=24, help="tasks of one source (default: 24)")
-    parser.add_argument("--attempts", type=int, default=6, help="try at most this many times COUNT (default: 6)")
+    parser.add_argument("--count", type=positive, default=24, help="tasks of one source (default: 24)")
+    parser.add_argument("--attempts", type=positive, default=6, help="try at most this many times COUNT (default: 6)")
     parser.add_argument("--seed", type=int, default=0, help="of all choices (default: 0)")
     parser.add_argument("--operator", action="append", default=[], metavar="NAME", help="only bugs of this operator")
-    parser.add_argument("--keep-passing", type=int, default=150, help="list at most this many passing tests a task")
+    parser.add_argument(
+        "--keep-passing", type=positive, default=150, help="list at most this many passing tests a task"
+    )
     parser.add_argument("--split", choices=("train", "validation", "test"), default="train",
                         help="of sources that are not catalogued (default: train)")  # fmt: skip
     parser.add_argument("--python-path", action="append", default=[], metavar="DIR", help="import from this directory")
@@ -52,6 +54,10 @@ def _run(arguments: argparse.Namespace, console: Console) -> int:
         return OK
     if arguments.output is None or not (arguments.sources or arguments.catalogue):
         raise UsageError("name one or more sources (or --catalogue) and an --output file; --list shows the catalogue")
+    if arguments.output.is_dir():
+        raise UsageError(f"--output {arguments.output} is a directory; name a file")
+    if not all(arguments.sources):
+        raise UsageError("a SOURCE is empty; name a folder, an archive, a checkout or a project")
     began = time.monotonic()
     with bad_input(ValueError, OSError):
         options = InjectionOptions(
@@ -70,10 +76,14 @@ def _run(arguments: argparse.Namespace, console: Console) -> int:
     console.table(rows, title="Tasks and discarded candidates by project")
     made = sum(attempt.instance is not None for attempt in attempts)
     seconds = time.monotonic() - began
-    console.line(f"{made} tasks in {arguments.output}, {seconds:.0f} s. Next: forkgym check-tasks {arguments.output}")
+    for attempt in attempts:
+        if attempt.reason.startswith("unusable: "):
+            console.line(f"{attempt.project} makes no tasks: {attempt.reason.removeprefix('unusable: ')}")
+    after = f"Next: forkgym check-tasks {arguments.output}" if made else "Nothing to check."
+    console.line(f"{made} tasks in {arguments.output}, {seconds:.0f} s. {after}")
     if arguments.json:
         console.json({"tasks": made, "projects": rows, "seconds": round(seconds, 1), "output": str(arguments.output)})
-    return OK
+    return OK if made else NO
 
 
 def _make(

@@ -217,11 +217,7 @@ class Terminal:
     """A child process on a pseudo-terminal."""
 
     def __init__(self, directory: Path, *arguments: str) -> None:
-        # Whoever starts the tests in the background may have them ignore Ctrl-C, and children inherit that.
-        program = (
-            "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
-            "from forkgym.cli import main; sys.exit(main(sys.argv[1:]))"
-        )
+        program = "import sys; from forkgym.cli import main; sys.exit(main(sys.argv[1:]))"
         self.ours, theirs = pty.openpty()
         self.process = subprocess.Popen(
             [sys.executable, "-c", program, *arguments],

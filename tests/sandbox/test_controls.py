@@ -30,7 +30,7 @@ Create = Callable[..., Sandbox]
 USUAL = {"memory": 1024 * MIB, "disk": 32 * MIB, "files": 5000, "processes": 100, "wall_seconds": 10}
 AT_LEAST = 40
 _works: dict[str, str] = {}
-_SLEEP = "4242"
+_SLEEP = str(4_000_000 + os.getpid())  # tests that run elsewhere at the same time sleep for another time
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from forkgym_swe.making.projects import PROJECTS, SAMPLE_SPLITS, find_project
 from forkgym_swe.making.subjects import SourceError, find_subject
 from forkgym_swe.making.suites import Tests
 
-from forkgym.cli.command import OK, UsageError
+from forkgym.cli.command import NO, OK, UsageError
 from forkgym.console import Console
 from forkgym.sandbox import BackendUnavailableError, engine_for
 
@@ -206,10 +206,11 @@ def test_tasks_are_written_and_a_second_run_only_reads(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_sandboxes")
-def test_a_source_without_passing_tests_is_a_row_and_no_failure(tmp_path: Path) -> None:
+def test_a_source_without_passing_tests_is_a_row_with_its_reason(tmp_path: Path) -> None:
     place = write_tree(tmp_path / "bad", {"test_x.py": b"def test_x():\n    assert False\n"})
     code, text = call(str(place), "--output", str(tmp_path / "t.jsonl"))
-    assert code == OK
+    assert code == NO
+    assert "makes no tasks: no test of the unchanged tree passes" in text
     assert "unusable" in text
     assert load_instances(tmp_path / "t.jsonl") == []
 

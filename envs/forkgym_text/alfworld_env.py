@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
-from forkgym.core import ResetNeededError
 from forkgym_text.household import House, Room, load_house
 from forkgym_text.household_data import TASK_TYPES, data_directory, load_index
 from forkgym_text.needs import need
@@ -36,7 +35,7 @@ class Situation(NamedTuple):
     followed: int
 
 
-class ALFWorldEnv(StoryEnv):
+class ALFWorldEnv(StoryEnv[Situation]):
     """A task in a household, such as to put a clean mug into the cupboard.
 
     The reward at the end is 1 if the task was done, else 0. ``info`` of the reset also holds ``gamefile`` and
@@ -80,23 +79,12 @@ class ALFWorldEnv(StoryEnv):
         self._place: Path = data_directory(data)
         self._index = load_index(self._place, tuple(name for name in TASK_TYPES if name in task_types))
         self._shows = bool(show_commands)
-        self._situation: Situation | None = None
+        self._situation = None
 
     @property
     def splits(self) -> dict[str, int]:
         """Number of tasks in each split, after the choice of types."""
         return {split: len(games) for split, games in self._index.items()}
-
-    @property
-    def situation(self) -> Situation:
-        """The state of the episode.
-
-        Raises:
-            ResetNeededError: Before the first reset.
-        """
-        if self._situation is None:
-            raise ResetNeededError("There is no game before the first reset. Call env.reset(seed=...) once.")
-        return self._situation
 
     @property
     def admissible_commands(self) -> tuple[str, ...]:

@@ -13,7 +13,6 @@ import threading
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple, Self
 
-from forkgym.core import ResetNeededError
 from forkgym_text.needs import need
 from forkgym_text.story import INSTRUCTIONS, Course, StoryEnv
 
@@ -135,7 +134,7 @@ def _solution(game: str, params: str, fold: str, seed: int) -> tuple[str, ...]:
     return _server().solution(game, params, fold, seed)
 
 
-class TextWorldExpressEnv(StoryEnv):
+class TextWorldExpressEnv(StoryEnv[Situation]):
     """A small game of TextWorldExpress, such as cooking, collecting a coin, or reading a map.
 
     The reward at the end is the share of the points. The splits are the engine's: "train", "dev" and "test".
@@ -174,23 +173,12 @@ class TextWorldExpressEnv(StoryEnv):
         self.params = params
         self._splits = {fold: len(seeds) for fold, seeds in _seeds(game, params).items()}
         self._shows = bool(show_commands)
-        self._situation: Situation | None = None
+        self._situation = None
 
     @property
     def splits(self) -> dict[str, int]:
         """Number of tasks in each split."""
         return dict(self._splits)
-
-    @property
-    def situation(self) -> Situation:
-        """The state of the episode.
-
-        Raises:
-            ResetNeededError: Before the first reset.
-        """
-        if self._situation is None:
-            raise ResetNeededError("There is no game before the first reset. Call env.reset(seed=...) once.")
-        return self._situation
 
     @property
     def admissible_commands(self) -> tuple[str, ...]:

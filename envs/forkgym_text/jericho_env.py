@@ -12,7 +12,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
-from forkgym.core import ResetNeededError
 from forkgym_text.needs import need
 from forkgym_text.story import INSTRUCTIONS, Course, StoryEnv
 from forkgym_text.zmachine import Interpreter, Machine, without_prompt
@@ -68,7 +67,7 @@ class Book:
         return str(self.interpreter.ask(machine, lambda frotz: frotz.get_world_state_hash()))
 
 
-class JerichoEnv(StoryEnv):
+class JerichoEnv(StoryEnv[Situation]):
     """A story file for the Z-machine (``.z1`` to ``.z8``), such as those of the Interactive Fiction Archive.
 
     The reward at the end is the share of the points in stories that Jericho knows; in others 1 if the story ends with
@@ -100,18 +99,7 @@ class JerichoEnv(StoryEnv):
         self.system_prompt = INSTRUCTIONS if instructions else ""
         self._story = _find(story)
         self._valid_actions = bool(valid_actions)
-        self._situation: Situation | None = None
-
-    @property
-    def situation(self) -> Situation:
-        """The state of the episode.
-
-        Raises:
-            ResetNeededError: Before the first reset.
-        """
-        if self._situation is None:
-            raise ResetNeededError("There is no story before the first reset. Call env.reset(seed=...) once.")
-        return self._situation
+        self._situation = None
 
     @property
     def admissible_commands(self) -> tuple[str, ...]:

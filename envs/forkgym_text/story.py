@@ -6,13 +6,15 @@ The games themselves stand in the modules beside this one. Nothing here knows an
 from __future__ import annotations
 
 import re
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
 from forkgym.core import ResetNeededError, TextEnv
 
 __all__ = ["INSTRUCTIONS", "MAX_COMMAND", "Course", "StoryEnv", "command_of", "refusal"]
+
+State = TypeVar("State")
 
 TOOL = "command"
 INVALID = "invalid"
@@ -106,11 +108,12 @@ class Course:
         return (self.idle, self.returns, self.seen)
 
 
-class StoryEnv(TextEnv):
+class StoryEnv(TextEnv, Generic[State]):
     """A game that is played by commands in words.
 
-    A subclass writes `_reset`, `_play(command)`, `admissible_commands` and how it forks. An action is a text that
-    ends with a command, or the tool call ``{"tool": "command", "arguments": {"command": …}}``.
+    A subclass keeps the state of an episode in `_situation` and writes `_reset`, `_play(command)`,
+    `admissible_commands` and how it forks. An action is a text that ends with a command, or the tool call
+    ``{"tool": "command", "arguments": {"command": …}}``.
 
     ``info`` holds ``action_kind`` (the verb of an admissible command, "other" for one that is not, "invalid" for a
     text without a command), ``evidence`` (what the game said, which is what the agent learned), ``anchor`` (identifies
@@ -130,6 +133,19 @@ class StoryEnv(TextEnv):
             },
         }
     ]
+
+    _situation: State | None = None
+
+    @property
+    def situation(self) -> State:
+        """The state of the episode.
+
+        Raises:
+            ResetNeededError: Before the first reset.
+        """
+        if self._situation is None:
+            raise ResetNeededError("There is no game before the first reset. Call env.reset(seed=...) once.")
+        return self._situation
 
     @property
     def admissible_commands(self) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
-from forkgym.core import Demonstration, ResetNeededError, Vocabulary
+from forkgym.core import Demonstration, Vocabulary
 from forkgym.noise import generator, stream_id
 from forkgym_text import plain
 from forkgym_text.families import SPLITS, check_level, recipe
@@ -45,7 +45,7 @@ class Situation(NamedTuple):
     score: int
 
 
-class TextWorldEnv(StoryEnv):
+class TextWorldEnv(StoryEnv[Situation]):
     """A text adventure made by TextWorld: find an object, collect a coin, or cook a meal.
 
     The reward at the end is 1 for a game that was won, else 0; with ``partial_credit`` it is the share of the points.
@@ -101,23 +101,12 @@ class TextWorldEnv(StoryEnv):
         self._plain = words == "plain"
         self._shows = bool(show_commands)
         self._partial = bool(partial_credit)
-        self._situation: Situation | None = None
+        self._situation = None
 
     @property
     def splits(self) -> dict[str, int]:
         """Number of tasks in each split."""
         return dict(self._splits)
-
-    @property
-    def situation(self) -> Situation:
-        """The state of the episode.
-
-        Raises:
-            ResetNeededError: Before the first reset.
-        """
-        if self._situation is None:
-            raise ResetNeededError("There is no game before the first reset. Call env.reset(seed=...) once.")
-        return self._situation
 
     @property
     def admissible_commands(self) -> tuple[str, ...]:
